@@ -1,0 +1,72 @@
+# tilewheel: `make build` sets up what is missing, builds and self-tests; `make test` runs the tests.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+
+TARGET ?= all
+PROFILE ?= dev
+ONLY ?=
+ARCHS ?=
+JOBS ?= $(shell nproc)
+OUT ?= out
+
+BUILD_ARGUMENTS = --target $(TARGET) --profile $(PROFILE) --out $(OUT) \
+	$(if $(ARCHS),--archs $(ARCHS)) $(if $(ONLY),--only '$(ONLY)')
+
+.PHONY: help setup build list lower selftest verify test lint format generate gpu-bundle clean
+
+help: ## print this help
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@echo
+	@echo "TARGET=cuda|all PROFILE=smoke|dev|release|<model> ONLY='<glob over keys>' ARCHS=sm_90a JOBS=$(JOBS)"
+
+$(STAMP): requirements-dev.txt pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "Python: is %d.%d, must be 3.10 or newer" % sys.version_info[:2])'
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+setup: $(STAMP) ## create .venv with every pinned tool
+
+build: $(STAMP) ## build artifacts below out/artifacts and self-test what this machine can run
+	$(PY) -m tilewheel_build build $(BUILD_ARGUMENTS) --jobs $(JOBS)
+	$(PY) -m tilewheel selftest
+
+list: $(STAMP) ## print the keys that build would make
+	$(PY) -m tilewheel_build list $(BUILD_ARGUMENTS)
+
+lower: $(STAMP) ## write device sources below out/lowered
+	$(PY) -m tilewheel_build lower $(BUILD_ARGUMENTS)
+
+selftest: $(STAMP) ## compare built artifacts with the reference on this machine
+	$(PY) -m tilewheel selftest
+
+verify: $(STAMP) ## check built artifacts: hashes, symbols, architectures
+	$(PY) -m tilewheel_build verify --out $(OUT)
+
+test: $(STAMP) ## lint, types and all tests that this machine can run
+	$(MAKE) lint
+	$(PY) -m pytest
+
+lint: $(STAMP) ## ruff and mypy
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+format: $(STAMP) ## rewrite sources in the project's format
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+generate: $(STAMP) ## rewrite specs/schema.json, docs/spec.md and the golden keys
+	$(PY) -m tilewheel_build.generate
+
+gpu-bundle: $(STAMP) ## pack out/gpu-bundle: all that a GPU machine without network needs
+	$(PY) -m tilewheel_build.gpu_bundle --out $(OUT)
+
+clean: ## remove everything that was built, keep .venv
+	rm -rf out dist

@@ -1,0 +1,104 @@
+"""How the benchmarks measure, and what each record says of the machine it was taken on."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+import tilewheel
+
+L2_FLUSH_BYTES = 192 * 2**20
+"""Inputs rotate through more than this, so that no call finds its own in the L2 (60 MB on H200)."""
+
+
+def describe() -> dict[str, Any]:
+    """Return device and versions: part of every record."""
+    versions = {"tilewheel": tilewheel.__version__, "torch": torch.__version__}
+    for name in ("apache-tvm-ffi", "tile-kernels", "tilelang", "torch-c-dlpack-ext"):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "device": properties.name,
+        "num_sms": properties.multi_processor_count,
+        "cuda": torch.version.cuda,
+        "versions": versions,
+    }
+
+
+def has_peer() -> bool:
+    """Return whether the JIT peer (tile-kernels) can be measured beside us."""
+    return importlib.util.find_spec("tile_kernels") is not None
+
+
+def graph_time_us(calls: Sequence[Callable[[], object]], *, num_replays: int = 20) -> list[float]:
+    """Return microseconds a call for each replay of a graph that holds all ``calls`` in a row.
+
+    Kernel time, not host time: the host launches once a replay. The calls differ in their inputs,
+    so that each finds its own outside the L2.
+    """
+    for call in calls:
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    times = []
+    for _ in range(num_replays + 3):
+        start = torch.cuda.Event(enable_timing=True)
+        stop = torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        stop.record()
+        stop.synchronize()
+        times.append(start.elapsed_time(stop) * 1000 / len(calls))
+    return times[3:]
+
+
+def host_time_us(
+    call: Callable[[], object], *, num_calls: int = 2000, repeats: int = 7
+) -> list[float]:
+    """Return microseconds of the host a call, one number for each repeat.
+
+    The queue is drained between repeats and is short enough not to fill, so that no call waits for
+    the device.
+    """
+    batch = min(num_calls, 500)
+    times = []
+    for _ in range(repeats + 1):
+        spent = 0.0
+        for _ in range(num_calls // batch):
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            for _ in range(batch):
+                call()
+            spent += time.perf_counter() - begin
+        times.append(spent * 1e6 / (num_calls // batch * batch))
+    torch.cuda.synchronize()
+    return times[1:]
+
+
+def copy_gb_s(size_bytes: int = 2**30) -> float:
+    """Return the device's copy bandwidth in GB/s, bytes read plus bytes written."""
+    source = torch.empty(size_bytes, dtype=torch.uint8, device="cuda").random_()
+    target = torch.empty_like(source)
+    times = graph_time_us([lambda: target.copy_(source)] * 3)
+    return 2 * size_bytes / statistics.median(times) / 1e3
+
+
+def summary(times: Sequence[float]) -> dict[str, float]:
+    """Return median, least and greatest of some times, in microseconds."""
+    return {
+        "median_us": round(statistics.median(times), 3),
+        "min_us": round(min(times), 3),
+        "max_us": round(max(times), 3),
+    }

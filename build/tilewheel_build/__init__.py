@@ -1,0 +1,1 @@
+"""The build driver: spec -> variants -> device source -> device binary -> artifact -> manifest."""

@@ -1,0 +1,162 @@
+"""``python -m tilewheel_build list | lower | build | verify``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from tilewheel_build.backends import BACKENDS
+from tilewheel_build.checkout import ROOT
+from tilewheel_build.driver import BuildResult, Layout, build, plan_units
+from tilewheel_build.errors import CompilationError, LoweringError, ToolchainError
+from tilewheel_build.progress import artifact_table, watch
+from tilewheel_build.spec import OperatorSpec, SpecError, load_specs
+from tilewheel_build.unit import lower_variant
+from tilewheel_build.variant import SelectionError, Variant, expand, select
+from tilewheel_build.verify import verify_directory
+
+EXIT_OK, EXIT_USAGE, EXIT_NOTHING, EXIT_CHECK = 0, 2, 3, 7
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one command and return its exit code; messages go to standard error."""
+    options = _parser().parse_args(arguments)
+    errors = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+    layout = Layout(root=options.root.resolve(), out=_out_directory(options))
+    try:
+        if options.command == "verify":
+            return _verify(layout, options.target, errors)
+        specs = load_specs(layout.root)
+        chosen = {name: _variants(specs, name, options) for name in _backends(options.target)}
+        if not any(chosen.values()):
+            errors.print("nothing selected: no variant fits target, archs, profile and globs")
+            return EXIT_NOTHING
+        if options.command == "list":
+            return _list(chosen)
+        if options.command == "lower":
+            return _lower(chosen, layout)
+        return _build(chosen, layout, options, errors)
+    except (SpecError, SelectionError) as error:
+        errors.print(str(error))
+        return EXIT_USAGE
+    except (ToolchainError, LoweringError, CompilationError) as error:
+        errors.print(str(error))
+        return error.exit_code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tilewheel_build", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, text in (
+        ("list", "print the keys; needs no compiler"),
+        ("lower", "write the device source of each variant below out/lowered"),
+        ("build", "build artifacts and their manifest below out/artifacts"),
+        ("verify", "check built artifacts: hashes, symbols, architectures"),
+    ):
+        command = commands.add_parser(name, help=text, description=text)
+        command.add_argument("--root", type=Path, default=ROOT, help="the checkout")
+        command.add_argument("--out", type=Path, help="where to write (default: <root>/out)")
+        command.add_argument(
+            "--target", default="all", help=f"{', '.join(BACKENDS)} or all; commas separate"
+        )
+        if name == "verify":
+            continue
+        command.add_argument("--profile", help="dev, smoke, release or a model's profile")
+        command.add_argument("--only", action="append", default=[], help="glob over keys")
+        command.add_argument("--archs", default="", help="architectures; commas separate")
+        if name == "build":
+            command.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+            command.add_argument("--machine", default=platform.machine(), help="x86_64 or aarch64")
+    return parser
+
+
+def _out_directory(options: argparse.Namespace) -> Path:
+    out: Path = options.out if options.out is not None else options.root / "out"
+    return out.resolve()
+
+
+def _backends(target: str) -> list[str]:
+    names = list(BACKENDS) if target == "all" else target.split(",")
+    for name in names:
+        if name not in BACKENDS:
+            raise SelectionError(f"--target: is {name!r}, must be one of {', '.join(BACKENDS)}")
+    return names
+
+
+def _variants(
+    specs: Sequence[OperatorSpec], backend: str, options: argparse.Namespace
+) -> tuple[Variant, ...]:
+    archs = options.archs.split(",") if options.archs else None
+    variants = tuple(v for spec in specs for v in expand(spec, backend, archs))
+    return select(variants, profile=options.profile, only=options.only)
+
+
+def _list(chosen: dict[str, tuple[Variant, ...]]) -> int:
+    for variants in chosen.values():
+        for variant in variants:
+            print(variant.key)
+    return EXIT_OK
+
+
+def _lower(chosen: dict[str, tuple[Variant, ...]], layout: Layout) -> int:
+    for backend, variants in chosen.items():
+        for variant in variants:
+            lowered = lower_variant(variant, layout.kernels)
+            folder = layout.out / "lowered" / backend / variant.key.target.arch
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / f"{variant.key}{BACKENDS[backend].source_suffix}"
+            path.write_text(lowered.source)
+            print(path)
+    return EXIT_OK
+
+
+def _build(
+    chosen: dict[str, tuple[Variant, ...]],
+    layout: Layout,
+    options: argparse.Namespace,
+    errors: Console,
+) -> int:
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    for backend, variants in chosen.items():
+        # Every tool is looked for before the first unit starts: a missing one fails the build early.
+        plan_units(variants[:1], layout=layout, backend=backend, machine=options.machine)
+    results: list[BuildResult] = []
+    for backend, variants in chosen.items():
+        with watch(console, backend, len(variants)) as observe:
+            results.append(
+                build(
+                    variants,
+                    layout=layout,
+                    backend=backend,
+                    jobs=options.jobs,
+                    machine=options.machine,
+                    observe=observe,
+                )
+            )
+    console.print(artifact_table(results))
+    failures = [failure for result in results for failure in result.failures]
+    for failure in failures:
+        errors.print(f"\nfailed: {failure.key}\n{failure.message}\nkept: {failure.work}")
+    built = sum(len(result.built) for result in results)
+    cached = sum(item.cached for result in results for item in result.built)
+    console.print(f"{built} artifacts ({cached} from the cache), {len(failures)} failed")
+    return max((failure.exit_code for failure in failures), default=EXIT_OK)
+
+
+def _verify(layout: Layout, target: str, errors: Console) -> int:
+    directories = [layout.artifacts / name for name in _backends(target)]
+    found = [path for path in directories if path.is_dir()]
+    if not found:
+        errors.print(f"{layout.artifacts}: has no artifacts\nhint: run `make build`")
+        return EXIT_NOTHING
+    problems = [problem for path in found for problem in verify_directory(path)]
+    for problem in problems:
+        errors.print(problem)
+    print(f"{len(found)} manifests, {len(problems)} problems")
+    return EXIT_CHECK if problems else EXIT_OK

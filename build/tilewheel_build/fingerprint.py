@@ -1,0 +1,101 @@
+"""What an artifact is made from, as one hash: the same in any directory and on any day."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+
+from tilewheel_build.host_compiler import FLAGS, GLIBC
+from tilewheel_build.variant import Variant, limits, tensors
+
+DRIVER_SOURCES = (
+    "backends.py",
+    "c_expression.py",
+    "cuda.py",
+    "dtypes.py",
+    "host_compiler.py",
+    "launcher.py",
+    "lower.py",
+    "templates",
+    "unit.py",
+)
+"""The driver's files that decide what an artifact contains, below this package."""
+
+
+def fingerprint(
+    variant: Variant,
+    *,
+    kernels_root: Path,
+    machine: str,
+    toolchain: Mapping[str, str],
+    flags: tuple[str, ...],
+) -> str:
+    """Return 64 hex digits over key, contract, sources of kernel and driver, toolchain, flags."""
+    inputs = {
+        "key": str(variant.key),
+        "machine": machine,
+        "tensors": [asdict(tensor) for tensor in tensors(variant)],
+        "arguments": [[tensor.name, tensor.role] for tensor in variant.spec.tensors],
+        "scalars": [asdict(scalar) for scalar in variant.spec.scalars],
+        "limits": [list(limit) for limit in limits(variant)],
+        "kernel": kernel_hashes(kernels_root, variant.backend.kernel),
+        "driver": driver_hash(),
+        "toolchain": dict(toolchain),
+        "flags": [*flags, *FLAGS, GLIBC],
+    }
+    text = json.dumps(inputs, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def kernel_hashes(kernels_root: Path, kernel: str) -> dict[str, str]:
+    """Return the hashes of a kernel file and of each ``tilewheel_kernels`` module it imports."""
+    package = kernels_root / "tilewheel_kernels"
+    hashes: dict[str, str] = {}
+    waiting = [package / kernel]
+    while waiting:
+        path = waiting.pop()
+        name = path.relative_to(kernels_root).as_posix()
+        if name in hashes:
+            continue
+        source = path.read_bytes()
+        hashes[name] = hashlib.sha256(source).hexdigest()
+        waiting += _imported_files(source, kernels_root)
+    return hashes
+
+
+def _imported_files(source: bytes, kernels_root: Path) -> list[Path]:
+    modules: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            modules.add(node.module)
+            modules |= {f"{node.module}.{alias.name}" for alias in node.names}
+    files = []
+    for module in sorted(modules):
+        if module.split(".")[0] != "tilewheel_kernels":
+            continue
+        path = kernels_root / (module.replace(".", "/") + ".py")
+        if path.is_file():
+            files.append(path)
+    return files
+
+
+@cache
+def driver_hash() -> str:
+    """Return one hash over the driver's own sources that decide what an artifact contains."""
+    root = Path(__file__).parent
+    digest = hashlib.sha256()
+    for name in DRIVER_SOURCES:
+        path = root / name
+        files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+        for file in files:
+            if "__pycache__" not in file.parts:
+                digest.update(file.relative_to(root).as_posix().encode())
+                digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()

@@ -1,0 +1,3 @@
+#pragma once
+
+#include "c_api/asc_simd.h"

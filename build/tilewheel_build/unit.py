@@ -1,0 +1,196 @@
+"""One unit of work: lower and compile one variant into a directory of its own.
+
+A function of (variant, kernel sources, toolchain, machine): it reads nothing else, so that it can
+run in any process and be cached by its fingerprint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tilewheel.manifest import Argument, Launch, Resources
+from tilewheel_build.backends import BACKENDS
+from tilewheel_build.errors import ArtifactError
+from tilewheel_build.host_compiler import compile_launcher
+from tilewheel_build.launcher import (
+    TEMPLATES,
+    LauncherFacts,
+    arguments,
+    check_contract,
+    launcher_source,
+)
+from tilewheel_build.lower import Lowered, lower_kernel
+from tilewheel_build.variant import Variant, bindings
+
+ARTIFACT = "artifact.so"
+FACTS = "facts.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """A variant to build and where: ``cache`` receives the finished directory."""
+
+    variant: Variant
+    fingerprint: str
+    kernels_root: Path
+    cache: Path
+    work: Path
+    machine: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitFacts:
+    """What is known of a built artifact, beside the file itself."""
+
+    sha256: str
+    size_bytes: int
+    arguments: tuple[Argument, ...]
+    launch: Launch
+    resources: Resources
+    lower_s: float
+    compile_s: float
+
+
+def source_name(variant: Variant) -> str:
+    """Return the file name of the device source inside a unit's directory."""
+    return "kernel" + BACKENDS[variant.key.target.backend].source_suffix
+
+
+def lower_variant(variant: Variant, kernels_root: Path) -> Lowered:
+    """Lower one variant and check the result against its spec."""
+    backend = BACKENDS[variant.key.target.backend]
+    lowered = lower_kernel(
+        kernels_root=kernels_root,
+        kernel=variant.backend.kernel,
+        operator=variant.spec.operator,
+        bindings=bindings(variant),
+        tvm_target=backend.tvm_target(variant.key.target.arch),
+    )
+    check_contract(variant, lowered)
+    return lowered
+
+
+def build_unit(unit: Unit) -> UnitFacts:
+    """Build one variant into ``unit.cache``; on failure the work directory stays for inspection.
+
+    Raises:
+        LoweringError, CompilationError, ToolchainError: see the message; nothing is published.
+    """
+    variant = unit.variant
+    backend = BACKENDS[variant.key.target.backend]
+    work = unit.work
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    started = time.perf_counter()
+    lowered = lower_variant(variant, unit.kernels_root)
+    lowered_at = time.perf_counter()
+    source = source_name(variant)
+    image = "kernel" + backend.image_suffix
+    (work / source).write_text(lowered.source)
+    resources = backend.compile_device(work, source, image, variant.key.target.arch, lowered)
+    facts = LauncherFacts(
+        template=backend.launcher_template,
+        device_name=backend.device_name,
+        image_file=image,
+        image_sha256=_sha256(work / image),
+        minimum_driver=backend.minimum_driver,
+        extra=backend.launcher_extra(lowered),
+    )
+    (work / "launcher.c").write_text(launcher_source(variant, lowered, facts))
+    shutil.copyfile(TEMPLATES / "arguments.h", work / "arguments.h")
+    compile_launcher(
+        work=work,
+        source="launcher.c",
+        output=ARTIFACT,
+        machine=unit.machine,
+        includes=backend.launcher_includes(),
+        zig_cache=unit.cache.parent / "zig",
+    )
+    result = UnitFacts(
+        sha256=_sha256(work / ARTIFACT),
+        size_bytes=(work / ARTIFACT).stat().st_size,
+        arguments=arguments(variant, lowered),
+        launch=Launch(
+            kernel=lowered.kernel,
+            parameters=tuple(parameter.name for parameter in lowered.parameters),
+            grid=lowered.grid,
+            block=lowered.block,
+            dynamic_shared_bytes=lowered.dynamic_shared_bytes,
+            pdl=lowered.pdl,
+        ),
+        resources=resources,
+        lower_s=lowered_at - started,
+        compile_s=time.perf_counter() - lowered_at,
+    )
+    _publish(work, unit.cache, (ARTIFACT, source, "launcher.c"), result)
+    shutil.rmtree(work, ignore_errors=True)
+    return result
+
+
+def _publish(work: Path, cache: Path, names: tuple[str, ...], facts: UnitFacts) -> None:
+    """Move the finished files into the cache as a whole: a directory is there complete or not."""
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=".staging-", dir=cache.parent))
+    try:
+        for name in names:
+            shutil.copyfile(work / name, staging / name)
+        (staging / FACTS).write_text(json.dumps(asdict(facts), sort_keys=True, indent=1) + "\n")
+        os.chmod(staging, 0o755)
+        try:
+            os.rename(staging, cache)
+        except OSError:
+            # Another process finished the same unit first, or a broken entry is in the way.
+            if read_unit(cache) is None:
+                shutil.rmtree(cache, ignore_errors=True)
+                os.rename(staging, cache)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def read_unit(cache: Path) -> UnitFacts | None:
+    """Return the facts of a cached unit, or None if it is absent, incomplete or altered."""
+    try:
+        tree = json.loads((cache / FACTS).read_text())
+        facts = _facts_from_json(tree)
+        if _sha256(cache / ARTIFACT) != facts.sha256:
+            return None
+    except (OSError, ArtifactError, ValueError, KeyError, TypeError):
+        return None
+    return facts
+
+
+def _facts_from_json(tree: dict[str, Any]) -> UnitFacts:
+    launch = tree["launch"]
+    return UnitFacts(
+        sha256=tree["sha256"],
+        size_bytes=tree["size_bytes"],
+        arguments=tuple(
+            Argument(**{**item, "shape": tuple(item["shape"])}) for item in tree["arguments"]
+        ),
+        launch=Launch(
+            **{
+                **launch,
+                "parameters": tuple(launch["parameters"]),
+                "grid": tuple(launch["grid"]),
+                "block": tuple(launch["block"]),
+            }
+        ),
+        resources=Resources(**tree["resources"]),
+        lower_s=tree["lower_s"],
+        compile_s=tree["compile_s"],
+    )
+
+
+def _sha256(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise ArtifactError(f"{path.name}: cannot be read: {error.strerror}") from error

@@ -1,0 +1,1 @@
+"""TileLang kernels, one operator each, its backends side by side."""

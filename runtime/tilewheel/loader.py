@@ -1,0 +1,201 @@
+"""From an artifact to a callable: checks the file, loads it, keeps the handle.
+
+The handle table is the runtime's only table of loaded code. It is safe to use from many threads;
+a forked child starts with an empty one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tilewheel.device import Device
+from tilewheel.discovery import Entry
+from tilewheel.errors import ArtifactLoadError
+from tilewheel.ffi import tvm_ffi
+from tilewheel.key import Key
+from tilewheel.log import logger
+from tilewheel.manifest import Artifact
+
+_SYMBOL_PREFIX = "__tvm_ffi_"
+_PREPARE = "prepare"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class Kernel:
+    """A loaded artifact, bound to a device. Call it with the tensors and scalars of its arguments.
+
+    ``function`` is what a call runs, for callers that count nanoseconds. Arguments that come from
+    the device (such as ``num_sms``) are in it already. The artifact checks every argument and
+    raises ``TypeError`` or ``ValueError``; it launches on the caller's current stream.
+    """
+
+    artifact: Artifact
+    path: Path
+    device: Device
+    function: Callable[..., Any]
+    module: Any
+
+    @property
+    def key(self) -> Key:
+        """The artifact's key."""
+        return self.artifact.key
+
+    def __repr__(self) -> str:
+        return f"<Kernel {self.key} on {self.device}>"
+
+    def __call__(self, *arguments: object) -> None:
+        """Launch the kernel; outputs are among the arguments and are written in place."""
+        self.function(*arguments)
+
+    def prepare(self) -> None:
+        """Load the device code onto the device now, so that the first launch does not have to.
+
+        Raises:
+            ArtifactLoadError: there is no driver, it is too old, or it refuses the code.
+        """
+        prepare = getattr(self.module, _PREPARE, None)
+        if prepare is None:
+            return  # nothing to load ahead: the simulator's code is on the host already
+        try:
+            prepare(self.device.index)
+        except Exception as error:
+            raise ArtifactLoadError(
+                f"{self.key}: cannot be prepared on {self.device}: {error}"
+            ) from error
+
+
+_lock = threading.RLock()
+_kernels: dict[tuple[Path, Device], Kernel] = {}
+
+
+def load(entry: Entry, device: Device, *, verify: bool = False) -> Kernel:
+    """Return the kernel of an artifact for a device, loading it at the first call.
+
+    ``verify`` compares the file's SHA-256 to the manifest's; for overlays that is always done.
+
+    Raises:
+        ArtifactLoadError: the file is missing, truncated, changed, outside its package, or no
+            shared object with the entry function.
+    """
+    with _lock:
+        kernel = _kernels.get((entry.path, device))
+        if kernel is None or verify:
+            path = check_file(entry, verify=verify or entry.is_overlay)
+        if kernel is None:
+            kernel = _open(entry, path, device)
+            _kernels[entry.path, device] = kernel
+        return kernel
+
+
+def clear() -> None:
+    """Forget all handles. Kernels that callers hold stay usable."""
+    with _lock:
+        _kernels.clear()
+
+
+def check_file(entry: Entry, *, verify: bool) -> Path:
+    """Return the artifact's file once place and size, and with ``verify`` its hash, are right.
+
+    Raises:
+        ArtifactLoadError: they are not; the message says which.
+    """
+    artifact = entry.artifact
+    hint = f"hint: reinstall {entry.source}"
+    if entry.is_overlay:
+        hint = "hint: build the artifact and its manifest again"
+    try:
+        path = entry.path.resolve(strict=True)
+        size_bytes = path.stat().st_size
+    except (OSError, RuntimeError) as error:
+        raise ArtifactLoadError(
+            f"{artifact.key}: {entry.path} is missing, must be the file that the manifest lists\n"
+            f"{hint}"
+        ) from error
+    if not path.is_relative_to(entry.root.resolve()):
+        raise ArtifactLoadError(
+            f"{artifact.key}: {entry.path} leads to {path}, must stay below {entry.root}\n{hint}"
+        )
+    if size_bytes != artifact.size_bytes:
+        raise ArtifactLoadError(
+            f"{artifact.key}: {path} is {size_bytes} bytes, must be {artifact.size_bytes}\n{hint}"
+        )
+    if verify:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        if digest != artifact.sha256:
+            raise ArtifactLoadError(
+                f"{artifact.key}: sha256 of {path} is {digest}, must be {artifact.sha256}\n{hint}"
+            )
+    return path
+
+
+def _open(entry: Entry, path: Path, device: Device) -> Kernel:
+    artifact = entry.artifact
+    try:
+        module = tvm_ffi().load_module(str(path))
+    except Exception as error:
+        raise ArtifactLoadError(f"{artifact.key}: {path} cannot be loaded: {error}") from error
+    try:
+        function = getattr(module, artifact.entry.removeprefix(_SYMBOL_PREFIX))
+    except AttributeError as error:
+        raise ArtifactLoadError(
+            f"{artifact.key}: {path} does not export {artifact.entry}, which its manifest names"
+        ) from error
+    logger.debug("loaded %s from %s for %s", artifact.key, path, device)
+    return Kernel(
+        artifact=artifact,
+        path=path,
+        device=device,
+        function=_bind(function, artifact, device),
+        module=module,
+    )
+
+
+def _bind(function: Callable[..., Any], artifact: Artifact, device: Device) -> Callable[..., Any]:
+    """Return the function that takes the caller's arguments only."""
+    names = [argument.name for argument in artifact.arguments if argument.kind == "device"]
+    values = tuple(_device_value(artifact, name, device) for name in names)
+    bound = function
+    if values:
+
+        def bound(*arguments: object) -> None:
+            function(*arguments, *values)
+
+    return _on_npu_stream(bound, device) if device.backend == "ascend" else bound
+
+
+def _device_value(artifact: Artifact, name: str, device: Device) -> int:
+    value = device.property(name)
+    if value is None:
+        raise ArtifactLoadError(f"{artifact.key}: needs {name}, which {device} does not tell")
+    return value
+
+
+def _on_npu_stream(function: Callable[..., Any], device: Device) -> Callable[..., Any]:
+    # tvm_ffi learns the current stream of CUDA tensors from torch itself, that of NPU tensors not.
+    from tilewheel import npu
+
+    ffi = tvm_ffi()
+    current_stream = npu.stream_getter()
+    ffi_device = ffi.device(npu.DLPACK_DEVICE_TYPE, device.index)
+
+    def call(*arguments: object) -> None:
+        with ffi.use_raw_stream(ffi_device, current_stream(device.index)):
+            function(*arguments)
+
+    return call
+
+
+def _after_fork_in_child() -> None:
+    # Another thread may have held the lock, and handles of the parent's devices mean nothing here.
+    global _lock
+    _lock = threading.RLock()
+    _kernels.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,7 @@
+"""Every operator in plain PyTorch: the standard that all backends are compared to."""
+
+from __future__ import annotations
+
+from tilewheel.reference import moe
+
+__all__ = ["moe"]

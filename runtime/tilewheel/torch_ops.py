@@ -1,0 +1,49 @@
+"""Operators under ``torch.ops.tilewheel``, for tracing: torch.compile, torch.export, functorch.
+
+``Library.define`` and ``impl`` make a thinner call than ``torch.library.custom_op``. The operator
+modules define their operators here when they are imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_LIBRARY = torch.library.Library("tilewheel", "DEF")
+
+# Kernels read memory as the caller laid it out, so a compiler may not choose other strides.
+_TAGS = (
+    torch.Tag.pt2_compliant_tag,
+    getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order),
+)
+
+
+def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+    """Define a functional operator and return its overload, which callers call.
+
+    Args:
+        schema: name and signature, e.g. ``topk_gate(Tensor scores, int num_topk) -> Tensor``.
+        run: what it does, on every device.
+        fake: its result's metadata for symbolic sizes; raises what ``run`` would raise.
+    """
+    name = schema.partition("(")[0]
+    _LIBRARY.define(schema, tags=_TAGS)
+    _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"tilewheel::{name}", fake, lib=_LIBRARY)
+    return getattr(torch.ops.tilewheel, name).default
+
+
+def is_traced(tensor: Tensor) -> bool:
+    """Return whether a call on ``tensor`` must go through its ``torch.ops`` operator.
+
+    So it is for fake and functional tensors, other subclasses, and inside functorch transforms or
+    dispatch modes. ``torch.nn.Parameter`` is plain data.
+    """
+    return (
+        type(tensor) not in (Tensor, torch.nn.Parameter)
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._len_torch_dispatch_stack() > 0
+    )

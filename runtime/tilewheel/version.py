@@ -1,0 +1,3 @@
+"""The release's version."""
+
+VERSION = "0.1.0"

@@ -1,0 +1,38 @@
+"""Fixtures that every test may use: the backends that this machine can run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import pytest
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A backend to test: the device of its tensors and the name that selects it."""
+
+    backend: str
+    device: str
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(Machine(backend="cuda", device="cuda"), id="cuda", marks=pytest.mark.gpu),
+        pytest.param(Machine(backend="ascend-sim", device="cpu"), id="ascend-sim"),
+    ]
+)
+def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
+    """Run the test once on each backend; tensors on ``machine.device`` go to its artifacts."""
+    import torch
+
+    import tilewheel as tw
+
+    chosen: Machine = request.param
+    if chosen.backend == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device on this machine")
+    if not any(e.artifact.key.target.backend == chosen.backend for e in tw.artifacts()):
+        pytest.skip(f"no {chosen.backend} artifacts are built")
+    with tw.backend(chosen.backend) if chosen.backend == "ascend-sim" else nullcontext():
+        yield chosen
