@@ -7,7 +7,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-TARGET ?= all
+TARGET ?= cuda
 PROFILE ?= dev
 ONLY ?=
 ARCHS ?=

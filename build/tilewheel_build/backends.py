@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewheel.manifest import Resources
-from tilewheel_build import cuda, host_compiler
+from tilewheel_build import ascend, cuda, host_compiler
 from tilewheel_build.lower import Lowered
 from tilewheel_build.toolchain import package_versions, tvm_ffi_include
 
@@ -49,6 +49,20 @@ def _nothing(lowered: Lowered) -> tuple[tuple[str, Any], ...]:
     return ()
 
 
+def _acl_context(
+    lowered: Lowered, *, library: str, title: str, device_type: str, search_toolkit: bool
+) -> tuple[tuple[str, Any], ...]:
+    offsets, size_bytes = ascend.argument_layout(lowered)
+    return (
+        ("acl_library", library),
+        ("acl_title", title),
+        ("device_type", device_type),
+        ("search_toolkit", search_toolkit),
+        ("argument_offsets", offsets),
+        ("argument_bytes", size_bytes),
+    )
+
+
 BACKENDS: dict[str, Backend] = {
     "cuda": Backend(
         name="cuda",
@@ -63,5 +77,25 @@ BACKENDS: dict[str, Backend] = {
         compile_device=_compile_cuda,
         launcher_includes=lambda: (tvm_ffi_include(), cuda.cuda_include()),
         launcher_extra=_nothing,
+    ),
+    "ascend": Backend(
+        name="ascend",
+        source_suffix=".asc",
+        image_suffix=".aibin",
+        packages=ascend.PACKAGES,
+        flags=(*ascend.BISHENG_FLAGS, *ascend.LINK_FLAGS),
+        minimum_driver=ascend.MINIMUM_DRIVER,
+        device_name="an Ascend NPU",
+        launcher_template="launcher_ascend.c.j2",
+        tvm_target=ascend.tvm_target,
+        compile_device=ascend.compile_device,
+        launcher_includes=lambda: (tvm_ffi_include(),),
+        launcher_extra=lambda lowered: _acl_context(
+            lowered,
+            library="libascendcl.so",
+            title="AscendCL library (part of CANN)",
+            device_type="kDLExtDev",
+            search_toolkit=True,
+        ),
     ),
 }

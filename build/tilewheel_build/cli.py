@@ -16,12 +16,15 @@ from tilewheel_build.checkout import ROOT
 from tilewheel_build.driver import BuildResult, Layout, build, plan_units
 from tilewheel_build.errors import CompilationError, LoweringError, ToolchainError
 from tilewheel_build.progress import artifact_table, watch
-from tilewheel_build.spec import OperatorSpec, SpecError, load_specs
+from tilewheel_build.spec import OperatorSpec, SpecError, check_kernel_files, load_specs
 from tilewheel_build.unit import lower_variant
 from tilewheel_build.variant import SelectionError, Variant, expand, select
 from tilewheel_build.verify import verify_directory
 
-EXIT_OK, EXIT_USAGE, EXIT_NOTHING, EXIT_CHECK = 0, 2, 3, 7
+EXIT_OK, EXIT_NOTHING, EXIT_CHECK = 0, 3, 7
+
+DEFAULT_TARGET = "cuda"
+"""What any machine can build: the backend `ascend` needs CANN."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -33,8 +36,9 @@ def main(arguments: Sequence[str]) -> int:
         if options.command == "verify":
             return _verify(layout, options.target, errors)
         specs = load_specs(layout.root)
-        chosen = {name: _variants(specs, name, options) for name in _backends(options.target)}
-        if not any(chosen.values()):
+        check_kernel_files(specs, root=layout.root)
+        chosen = _variants(specs, options)
+        if not chosen:
             errors.print("nothing selected: no variant fits target, archs, profile and globs")
             return EXIT_NOTHING
         if options.command == "list":
@@ -42,10 +46,13 @@ def main(arguments: Sequence[str]) -> int:
         if options.command == "lower":
             return _lower(chosen, layout)
         return _build(chosen, layout, options, errors)
-    except (SpecError, SelectionError) as error:
-        errors.print(str(error))
-        return EXIT_USAGE
-    except (ToolchainError, LoweringError, CompilationError) as error:
+    except (
+        SpecError,
+        SelectionError,
+        ToolchainError,
+        LoweringError,
+        CompilationError,
+    ) as error:
         errors.print(str(error))
         return error.exit_code
 
@@ -63,7 +70,9 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--root", type=Path, default=ROOT, help="the checkout")
         command.add_argument("--out", type=Path, help="where to write (default: <root>/out)")
         command.add_argument(
-            "--target", default="all", help=f"{', '.join(BACKENDS)} or all; commas separate"
+            "--target",
+            default=DEFAULT_TARGET,
+            help=f"{', '.join(BACKENDS)} or all; commas separate (default: {DEFAULT_TARGET})",
         )
         if name == "verify":
             continue
@@ -90,11 +99,18 @@ def _backends(target: str) -> list[str]:
 
 
 def _variants(
-    specs: Sequence[OperatorSpec], backend: str, options: argparse.Namespace
-) -> tuple[Variant, ...]:
+    specs: Sequence[OperatorSpec], options: argparse.Namespace
+) -> dict[str, tuple[Variant, ...]]:
+    """Return the selected variants of each backend; a glob may fit one backend's keys only."""
+    backends = _backends(options.target)
     archs = options.archs.split(",") if options.archs else None
-    variants = tuple(v for spec in specs for v in expand(spec, backend, archs))
-    return select(variants, profile=options.profile, only=options.only)
+    variants = tuple(v for name in backends for spec in specs for v in expand(spec, name, archs))
+    chosen = select(variants, profile=options.profile, only=options.only)
+    return {
+        name: tuple(variant for variant in chosen if variant.key.target.backend == name)
+        for name in backends
+        if any(variant.key.target.backend == name for variant in chosen)
+    }
 
 
 def _list(chosen: dict[str, tuple[Variant, ...]]) -> int:
@@ -124,7 +140,7 @@ def _build(
 ) -> int:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     for backend, variants in chosen.items():
-        # Every tool is looked for before the first unit starts: a missing one fails the build early.
+        # Every tool is looked for before the first unit starts: a missing one fails early.
         plan_units(variants[:1], layout=layout, backend=backend, machine=options.machine)
     results: list[BuildResult] = []
     for backend, variants in chosen.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from elftools.common.exceptions import ELFError
 from elftools.elf.dynamic import DynamicSection
@@ -48,7 +49,9 @@ def _read(elf: ELFFile) -> SharedObject:
     image = b""
     for section in elf.iter_sections():
         if isinstance(section, DynamicSection):
-            needed += [tag.needed for tag in section.iter_tags() if tag.entry.d_tag == "DT_NEEDED"]
+            # A tag has the attribute that its kind names.
+            tags: list[Any] = list(section.iter_tags())
+            needed += [tag.needed for tag in tags if tag.entry.d_tag == "DT_NEEDED"]
         elif isinstance(section, GNUVerNeedSection):
             for _, versions in section.iter_versions():
                 for version in versions:

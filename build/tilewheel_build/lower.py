@@ -152,7 +152,7 @@ def _facts(function: Any, artifact: Any, warnings: tuple[str, ...], *, where: st
     if bool(host_attributes.get("tl.has_tma", False)):
         raise LoweringError(
             f"{where}: uses TMA descriptors, must not\n"
-            "hint: set TileLang's tl.disable_tma_lower in PASS_CONFIGS"
+            "hint: write T.copy(..., disable_tma=True)"
         )
     tensors, scalars = _parameters(function)
     extents = {str(name): value for name, value in attributes["thread_extent"].items()}

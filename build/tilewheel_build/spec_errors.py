@@ -11,6 +11,8 @@ MAX_SHOWN_LENGTH = 60
 class SpecError(ValueError):
     """Specs cannot be used. ``errors`` holds every finding, ``str()`` joins them by newlines."""
 
+    exit_code = 2
+
     def __init__(self, errors: Sequence[str]) -> None:
         self.errors = tuple(errors)
         super().__init__(self.errors)

@@ -170,7 +170,7 @@ def spelling(value: object, demand: str) -> str:
             return "write false"
     if "integer" in demand and isinstance(value, str) and re.match(r"[-+]?[0-9]", value):
         return "write the integer in plain decimal digits"
-    if "integer" in demand and isinstance(value, float) and value == int(value):
+    if "integer" in demand and isinstance(value, float) and value.is_integer():
         return f"write {int(value)}"
     if ("text" in demand or "word" in demand) and isinstance(value, (bool, int, float)):
         return f"quote it: '{format_value(value) if not isinstance(value, float) else value}'"

@@ -46,7 +46,8 @@ def expand(
     Args:
         spec: the operator's spec.
         backend: ``cuda``, ``ascend`` or ``ascend-sim``; the last takes the spec's ``ascend`` part.
-        archs: architectures to keep, all of the spec's if None.
+        archs: architectures to keep, all of the spec's if None; those of other backends are
+            passed over, so that one list serves every backend of a build.
 
     Returns:
         The variants; none where the spec lacks the backend, or each of the architectures.
@@ -56,9 +57,10 @@ def expand(
     """
     if backend not in KNOWN_ARCHS:
         raise SelectionError(_unknown("backend", backend, KNOWN_ARCHS))
+    known_archs = {arch for known in KNOWN_ARCHS.values() for arch in known}
     for arch in archs or ():
-        if arch not in KNOWN_ARCHS[backend]:
-            raise SelectionError(_unknown("arch", arch, KNOWN_ARCHS[backend]))
+        if arch not in known_archs:
+            raise SelectionError(_unknown("arch", arch, known_archs))
     section = "ascend" if backend == "ascend-sim" else backend
     variants = [
         Variant(
@@ -92,10 +94,12 @@ def select(
         SelectionError: no spec has the profile, or a glob matches nothing.
     """
     everything = tuple(variants)
+    if not everything:
+        return ()
     chosen = everything
     if profile is not None:
         known = {item.name for variant in everything for item in variant.spec.profiles}
-        if everything and profile not in known:
+        if profile not in known:
             raise SelectionError(_unknown("profile", profile, known))
         chosen = tuple(variant for variant in everything if profile in profiles_of(variant))
     for glob in only:

@@ -29,6 +29,10 @@ def bind(operator: str, device: Any, **parameters: Value) -> Callable[..., Any] 
         ValueError: no backend takes tensors of this device.
     """
     selected = active()
+    key = (operator, device, *parameters.values(), selected)
+    known = bound.get(key)
+    if known is not None:
+        return known
     if device.type == "cpu" and selected is None:
         return None
     if device.type == "cpu":
@@ -42,7 +46,6 @@ def bind(operator: str, device: Any, **parameters: Value) -> Callable[..., Any] 
     if selection.choice is None:
         raise NoArtifactError(str(selection))
     function = loader.load(selection.choice, described).function
-    key = (operator, device, *parameters.values(), selected)
     bound[key] = function
     return function
 

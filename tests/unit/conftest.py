@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 import tilewheel
 from tilewheel import discovery
 from tilewheel.discovery import Catalog, Entry
@@ -33,16 +34,22 @@ TOPK_GATE_C = r"""
 #include <math.h>
 #include <tvm/ffi/c_api.h>
 
+static DLTensor *tensor(const TVMFFIAny *arg) {
+  if (arg->type_index == kTVMFFIDLTensorPtr) return (DLTensor *)arg->v_ptr;
+  if (arg->type_index != kTVMFFITensor) return NULL;
+  return (DLTensor *)((char *)arg->v_obj + sizeof(TVMFFIObject));
+}
+
 int __tvm_ffi_topk_gate(void *self, const TVMFFIAny *args, int32_t num_args, TVMFFIAny *result) {
-  if (num_args < 2 || args[0].type_index != kTVMFFIDLTensorPtr) {
+  DLTensor *scores = tensor(&args[0]), *idx = num_args > 1 ? tensor(&args[1]) : NULL;
+  if (!scores || !idx) {
     TVMFFIErrorSetRaisedFromCStr("TypeError", "topk_gate: scores: must be a tensor");
     return -1;
   }
-  DLTensor *scores = (DLTensor *)args[0].v_ptr, *idx = (DLTensor *)args[1].v_ptr;
   int64_t num_tokens = scores->shape[0], num_experts = scores->shape[1], num_topk = idx->shape[1];
   for (int64_t t = 0; t < num_tokens; ++t) {
-    const float *row = (const float *)((char *)scores->data + scores->byte_offset) + t * num_experts;
-    int64_t *out = (int64_t *)((char *)idx->data + idx->byte_offset) + t * num_topk;
+    const float *row = (const float *)scores->data + t * num_experts;
+    int64_t *out = (int64_t *)idx->data + t * num_topk;
     int finite = 1;
     for (int64_t e = 0; e < num_experts; ++e) finite &= isfinite(row[e]) != 0;
     for (int64_t k = 0; k < num_topk; ++k) {

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+
 from tilewheel import npu
 from tilewheel.device import Device, cuda_arch, driver_branch, resolve, simulated
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tilewheel.errors import ManifestError
 from tilewheel.manifest import Argument, dump, parse, read
 

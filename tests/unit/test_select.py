@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from tilewheel.device import Device, of_target, simulated
 from tilewheel.discovery import Catalog
 from tilewheel.key import Target, Value, sort_parameters

@@ -7,7 +7,7 @@ import tilelang.language as T
 if TYPE_CHECKING:
     from tvm.tirx import PrimFunc
 
-PASS_CONFIGS: dict[str, object] = {}
+PASS_CONFIGS: dict[str, object] = {"tl.disable_thread_storage_sync": True, "tl.disable_safe_memory_legalize": True}
 
 _MAX_EXPERTS = 1024
 _MAX_TOPK = 32
@@ -132,6 +132,7 @@ def _by_list(
     depth = min(run, depth_cap)
     network = _top_network(run, depth)
     max_rows = min(_LANES // num_topk, rows_cap)
+    pack = 2 if num_topk % 2 == 0 else 1
 
     @T.prim_func
     def topk_gate(
@@ -145,10 +146,11 @@ def _by_list(
             lane = thread % _LANES
             warp = thread // _LANES
             rows = T.min(max_rows, num_tokens // div + 1)
-            first_row = (T.cast(block, "int64") * warps + warp) * rows
-            won_key = T.alloc_var("int32", init=0)
-            won_tied = T.alloc_var("uint32", init=1)
-            last_row = T.cast(num_tokens, "int64") - 1
+            first_row = (block * warps + warp) * rows
+            won_shared = T.alloc_shared((warps, _LANES), "int64")
+            won_local = T.alloc_local((num_topk,), "int64")
+            row = T.alloc_var("int32", init=0)
+            position = T.alloc_var("int32", init=0)
             x_local = T.alloc_local((run,), "float32")
             key_local = T.alloc_local((depth,), "int32")
             finite = T.alloc_var("float32", init=0.0)
@@ -158,8 +160,7 @@ def _by_list(
             if pdl:
                 T.pdl_sync()
             for q in T.unroll(rows, unroll_factor=1):
-                row = T.min(first_row + q, last_row)
-                slot = lane - q * num_topk
+                row = T.min(first_row + q, num_tokens - 1)
                 # load
                 for v in T.unroll(run_vectors):
                     if lane * run_vectors + v < vectors:
@@ -185,13 +186,15 @@ def _by_list(
                 for r in T.unroll(num_topk):
                     best = T.warp_reduce_max(key_local[0])
                     tied = T.cast(T.ballot_sync(key_local[0] == best), "uint32")
-                    if slot == r:
-                        won_key = best
-                        won_tied = tied
+                    won_local[r] = (T.cast(best, "int64") << 32) | T.cast(tied, "int64")
                     if (key_local[0] == best) & ((tied & lanes_below) == 0):
                         for d in T.unroll(depth - 1):
                             key_local[d] = key_local[d + 1]
                         key_local[depth - 1] = _KEY_NONE
+                if lane == 0:
+                    for r in T.unroll(num_topk // pack):
+                        for e in T.vectorized(pack):
+                            won_shared[warp, q * num_topk + r * pack + e] = won_local[r * pack + e]
                 if run > depth:
                     dry = T.any_sync(T.if_then_else((finite == 0.0) & (key_local[0] != _KEY_NONE), 0, 1))
                     redo = redo | (T.cast(dry, "uint32") << T.cast(q, "uint32"))
@@ -200,7 +203,10 @@ def _by_list(
                     redo = redo | (T.cast(dry, "uint32") << T.cast(q, "uint32"))
             if pdl:
                 T.pdl_trigger()
+            T.sync_warp()
             # resolve
+            won_key = T.cast(won_shared[warp, lane] >> 32, "int32")
+            won_tied = T.cast(won_shared[warp, lane], "uint32")
             owner = (T.call_extern("int32", "__ffs", won_tied) - 1) & (_LANES - 1)
             same_key = T.shfl_up(won_key, 1) == won_key
             same_owner = T.shfl_up(owner, 1) == owner
@@ -209,7 +215,7 @@ def _by_list(
             q_mine = lane // num_topk
             if (q_mine < rows) & (first_row + q_mine < num_tokens):
                 value = _from_key(won_key)
-                row = T.min(first_row + q_mine, last_row)
+                row = T.min(first_row + q_mine, num_tokens - 1)
                 for v in T.unroll(run_vectors):
                     if owner * run_vectors + v < vectors:
                         for e in T.vectorized(4):
@@ -225,7 +231,7 @@ def _by_list(
                 T.sync_warp()
                 for q in T.unroll(rows, unroll_factor=1):
                     if ((redo >> T.cast(q, "uint32")) & 1) != 0:
-                        _select_by_chunk(scores, idx, T.min(first_row + q, last_row), lane, num_experts, num_topk, 4)
+                        _select_by_chunk(scores, idx, T.min(first_row + q, num_tokens - 1), lane, num_experts, num_topk, 4)
 
     return topk_gate
 

@@ -3,9 +3,7 @@
 // Violations leave a block by longjmp, not by a C++ exception: kernels are compiled without
 // exceptions and without unwind tables, which keeps them small, free of a C++ run-time library, and
 // lets a violation leave a SIMT fiber. Nothing between the two ends has a destructor.
-#include "runtime/launch.h"
-
-#include <pthread.h>
+#include "runtime/worker.h"
 
 #include <algorithm>
 #include <cfenv>
@@ -13,10 +11,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
-#include <thread>
-
-#include "runtime/worker.h"
 
 namespace sim {
 
@@ -41,31 +35,42 @@ static const Runtime kRuntime = {
 // ---- workers, kept between launches because their memory is costly to map
 
 static constexpr size_t kUbCapacity = kUbBytes + kGuardBytes;
+static constexpr int kMaxIdleWorkers = 64;
 
-static std::mutex idle_mutex;
-static std::vector<Worker *> idle_workers;
+static pthread_mutex_t idle_mutex = PTHREAD_MUTEX_INITIALIZER;
+static Worker *idle_workers[kMaxIdleWorkers];
+static int num_idle_workers;
 
 // A fork while another thread holds the mutex would leave it locked in the child.
 __attribute__((constructor)) static void survive_fork() {
-  pthread_atfork([] { idle_mutex.lock(); }, [] { idle_mutex.unlock(); },
-                 [] { idle_mutex.unlock(); });
+  pthread_atfork([] { pthread_mutex_lock(&idle_mutex); }, [] { pthread_mutex_unlock(&idle_mutex); },
+                 [] { pthread_mutex_unlock(&idle_mutex); });
 }
 
+static void destroy_worker(Worker *worker) {
+  release_stacks(worker->simt);
+  free(worker->ub);
+  free(worker->shadow);
+  free(worker);
+}
+
+// Null if there is no memory.
 static Worker *acquire_worker(Launch &launch) {
   Worker *worker = nullptr;
   {
-    std::lock_guard<std::mutex> guard(idle_mutex);
-    if (!idle_workers.empty()) {
-      worker = idle_workers.back();
-      idle_workers.pop_back();
-    }
+    const Lock lock(idle_mutex);
+    if (num_idle_workers > 0) worker = idle_workers[--num_idle_workers];
   }
   if (!worker) {
-    worker = new Worker{};
+    worker = (Worker *)calloc(1, sizeof(Worker));
+    if (!worker) return nullptr;
     worker->runtime = &kRuntime;
     worker->ub = (unsigned char *)aligned_alloc(4096, kUbCapacity);
     worker->shadow = (uint8_t *)aligned_alloc(4096, kUbCapacity);
-    if (!worker->ub || !worker->shadow) abort();
+    if (!worker->ub || !worker->shadow) {
+      destroy_worker(worker);
+      return nullptr;
+    }
   }
   worker->launch = &launch;
   worker->ub_bytes = launch.ub_bytes;
@@ -76,55 +81,54 @@ static Worker *acquire_worker(Launch &launch) {
 }
 
 static void release_worker(Worker *worker) {
-  constexpr size_t max_idle = 128;
   {
-    std::lock_guard<std::mutex> guard(idle_mutex);
-    if (idle_workers.size() < max_idle) {
-      idle_workers.push_back(worker);
+    const Lock lock(idle_mutex);
+    if (num_idle_workers < kMaxIdleWorkers) {
+      idle_workers[num_idle_workers++] = worker;
       return;
     }
   }
-  release_stacks(worker->simt);
-  free(worker->ub);
-  free(worker->shadow);
-  delete worker;
+  destroy_worker(worker);
 }
 
 // ---- errors
 
-// The text of a line of the generated source, without indentation.
-static void append_source_line(std::string &message, const char *source, int line) {
-  if (!source || line <= 0) return;
+// The text of a line of the generated source, without indentation: start and length.
+struct SourceLine {
+  const char *text;
+  int length;
+};
+static SourceLine source_line(const char *source, int line) {
   for (int i = 1; i < line && source; ++i) {
     source = strchr(source, '\n');
     if (source) ++source;
   }
-  if (!source) return;
+  if (!source || line <= 0) return {"", 0};
   source += strspn(source, " ");
-  message += "\n    ";
-  message.append(source, strcspn(source, "\n"));
+  return {source, (int)strcspn(source, "\n")};
 }
 
-static void report(Worker &worker, const char *text) {
-  Launch &launch = *worker.launch;
-  std::string message = std::string(launch.kernel_name) + ": block " +
-                        std::to_string(worker.block) + ": line " + std::to_string(worker.line) +
-                        ": " + text;
-  append_source_line(message, launch.info->source, worker.line);
-  std::lock_guard<std::mutex> guard(launch.mutex);
-  if (!launch.is_cancelled) launch.error = std::move(message);
+// The first error of a launch stays.
+static void cancel_launch(Launch &launch, const char *message) {
+  const Lock lock(launch.mutex);
+  if (!launch.is_cancelled) snprintf(launch.error, sizeof launch.error, "%s", message);
   launch.is_cancelled = true;
-  launch.inter_changed.notify_all();
+  pthread_cond_broadcast(&launch.inter_changed);
 }
 
 void fail_core(Core *core, const char *format, ...) {
   Worker &worker = worker_of(core);
-  char text[1024];
+  char text[kMessageBytes / 2];
   va_list arguments;
   va_start(arguments, format);
   vsnprintf(text, sizeof text, format, arguments);
   va_end(arguments);
-  report(worker, text);
+  const SourceLine source = source_line(worker.launch->info->source, worker.line);
+  char message[kMessageBytes];
+  snprintf(message, sizeof message, "%s: block %d: line %d: %s%s%.*s", worker.launch->kernel_name,
+           worker.block, worker.line, text, source.length ? "\n    " : "", source.length,
+           source.text);
+  cancel_launch(*worker.launch, message);
   abandon_block(worker);
 }
 
@@ -176,28 +180,33 @@ static void run_block(Worker &worker, int block) {
         std::max<uint64_t>(worker.statistics.ub_high_water_bytes, worker.ub_high_water);
   }
   Launch &launch = *worker.launch;
-  std::lock_guard<std::mutex> guard(launch.mutex);
+  const Lock lock(launch.mutex);
   ++launch.num_finished;
-  launch.inter_changed.notify_all();
+  pthread_cond_broadcast(&launch.inter_changed);
 }
 
 static void run_blocks(Launch &launch) {
+  Worker *worker = acquire_worker(launch);
+  if (!worker) {
+    cancel_launch(launch, "simulator: no memory for a core, must be able to allocate 2 MB");
+    return;
+  }
   // Neither the caller's rounding mode nor its flush-to-zero setting is part of the model.
   fenv_t environment;
   fegetenv(&environment);
   fesetenv(FE_DFL_ENV);
-  Worker *worker = acquire_worker(launch);
   for (;;) {
     int block;
     {
-      std::lock_guard<std::mutex> guard(launch.mutex);
+      const Lock lock(launch.mutex);
       if (launch.is_cancelled || launch.next_block == launch.num_blocks) break;
       block = launch.next_block++;
     }
     run_block(*worker, block);
   }
+  fesetenv(&environment);
   {
-    std::lock_guard<std::mutex> guard(launch.mutex);
+    const Lock lock(launch.mutex);
     Statistics &total = launch.statistics;
     total.ub_high_water_bytes =
         std::max(total.ub_high_water_bytes, worker->statistics.ub_high_water_bytes);
@@ -205,31 +214,32 @@ static void run_blocks(Launch &launch) {
     total.num_notifies += worker->statistics.num_notifies;
   }
   release_worker(worker);
-  fesetenv(&environment);
 }
 
-std::string run_launch(Launch &launch, int max_threads) {
-  launch.inter_waits.assign((size_t)launch.num_blocks, InterWait{});
-  const int num_threads =
+static void *helper_main(void *launch) {
+  run_blocks(*(Launch *)launch);
+  return nullptr;
+}
+
+void run_launch(Launch &launch, int max_threads) {
+  // Threads beyond the caller's live for one launch: a pool would not survive a fork.
+  constexpr int max_helpers = kMaxResidentBlocks - 1;
+  pthread_t helpers[max_helpers];
+  int num_helpers = 0;
+  const int num_wanted =
       launch.info->needs_all_blocks ? launch.num_blocks : std::min(max_threads, launch.num_blocks);
-  std::vector<std::thread> helpers;
-  try {
-    helpers.reserve((size_t)num_threads);
-    for (int i = 1; i < num_threads; ++i) helpers.emplace_back([&launch] { run_blocks(launch); });
-  } catch (const std::system_error &) {
-    // Fewer threads only cost time, unless blocks wait for each other.
-    if (launch.info->needs_all_blocks) {
-      std::lock_guard<std::mutex> guard(launch.mutex);
-      launch.is_cancelled = true;
-      launch.error = std::string(launch.kernel_name) + ": " + std::to_string(helpers.size() + 1) +
-                     " of " + std::to_string(launch.num_blocks) +
-                     " threads could be started, must be one for each block";
-      launch.inter_changed.notify_all();
-    }
+  while (num_helpers < std::min(num_wanted - 1, max_helpers) &&
+         pthread_create(&helpers[num_helpers], nullptr, helper_main, &launch) == 0)
+    ++num_helpers;
+  // Fewer threads only cost time, unless blocks wait for each other.
+  if (launch.info->needs_all_blocks && num_helpers < num_wanted - 1) {
+    char message[160];
+    snprintf(message, sizeof message, "simulator: started %d threads, must start one for each of %d "
+             "blocks", num_helpers + 1, launch.num_blocks);
+    cancel_launch(launch, message);
   }
   run_blocks(launch);
-  for (std::thread &helper : helpers) helper.join();
-  return launch.error;
+  for (int i = 0; i < num_helpers; ++i) pthread_join(helpers[i], nullptr);
 }
 
 }  // namespace sim

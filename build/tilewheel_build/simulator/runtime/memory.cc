@@ -97,10 +97,11 @@ void check_ub_write(Core *core, const void *address, const uint8_t *bytes, size_
 // ---- DMA
 
 static void check_gm(Worker &worker, const void *address, size_t size, bool is_write) {
-  const auto &regions = *worker.launch->regions;
-  if (regions.empty()) return;
+  const size_t count = worker.launch->regions->count;
+  const Region *regions = worker.launch->regions->region;
+  if (count == 0) return;
   const auto begin = (uintptr_t)address;
-  for (size_t i = 0; i < regions.size(); ++i) {
+  for (size_t i = 0; i < count; ++i) {
     const auto base = (uintptr_t)regions[i].base;
     if (begin < base || begin - base > regions[i].size_bytes ||
         size > regions[i].size_bytes - (begin - base))
@@ -112,7 +113,7 @@ static void check_gm(Worker &worker, const void *address, size_t size, bool is_w
   }
   // Name the tensor that was missed: the one with the nearest start below.
   int64_t nearest = -1;
-  for (size_t i = 0; i < regions.size(); ++i)
+  for (size_t i = 0; i < count; ++i)
     if ((uintptr_t)regions[i].base <= begin &&
         (nearest < 0 || regions[i].base > regions[(size_t)nearest].base))
       nearest = (int64_t)i;

@@ -4,6 +4,7 @@
 // another; an access that is not ordered after the last conflicting one is a race. The simulator
 // executes in program order, so a race gives the right result here and a wrong one on a device.
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 
 #include "runtime/worker.h"
@@ -21,6 +22,10 @@ static void join(Clock &target, const Clock &source) {
     if (source[i] > target[i]) target[i] = source[i];
 }
 
+static size_t num_cells(const Worker &worker) {
+  return (worker.ub_bytes + kBlockBytes - 1) / kBlockBytes;
+}
+
 void reset_races(Worker &worker) {
   for (int pipe = 0; pipe < kNumPipes; ++pipe) {
     worker.clock[pipe].fill(0);
@@ -29,7 +34,7 @@ void reset_races(Worker &worker) {
   memset(worker.flag_clock, 0, sizeof worker.flag_clock);
   memset(worker.lock_clock, 0, sizeof worker.lock_clock);
   worker.store_epoch = 1;
-  worker.cells.assign((worker.ub_bytes + kBlockBytes - 1) / kBlockBytes, Cell{});
+  memset((void *)worker.cells, 0, num_cells(worker) * sizeof(Cell));
 }
 
 void publish_clock(Worker &worker, Clock &target, int pipe) {
@@ -115,14 +120,14 @@ void record_access(Worker &worker, size_t offset, const uint8_t *bytes, size_t s
 // SIMT code accesses UB by plain loads and stores. What it changed shows in a comparison; what it
 // read, or overwrote with an equal value, does not.
 void begin_simt_races(Worker &worker) {
-  worker.snapshot.assign(worker.ub, worker.ub + worker.ub_bytes);
+  memcpy(worker.snapshot, worker.ub, worker.ub_bytes);
 }
 
 void end_simt_races(Worker &worker) {
-  for (size_t block = 0; block < worker.cells.size(); ++block) {
+  for (size_t block = 0; block < num_cells(worker); ++block) {
     const size_t at = block * kBlockBytes;
     const size_t size = std::min(kBlockBytes, worker.ub_bytes - at);
-    if (memcmp(worker.snapshot.data() + at, worker.ub + at, size) == 0) continue;
+    if (memcmp(worker.snapshot + at, worker.ub + at, size) == 0) continue;
     uint8_t changed[kBlockBytes];
     for (size_t i = 0; i < size; ++i) {
       changed[i] = worker.snapshot[at + i] != worker.ub[at + i] ? kInitialised : 0;

@@ -64,10 +64,10 @@ static void resume(Worker &worker, SimtThread &thread) {
     simt.running = nullptr;
     abandon_block(worker);  // now on the block's own stack
   }
-  if (*canary_of(simt, (size_t)(&thread - simt.threads.data())) != kStackCanary) {
+  if (*canary_of(simt, (size_t)(&thread - simt.threads)) != kStackCanary) {
     simt.running = nullptr;
     fail_core(&worker, "simt thread %zu has overrun its stack, must need less than %zu bytes",
-              (size_t)(&thread - simt.threads.data()), kStackBytes);
+              (size_t)(&thread - simt.threads), kStackBytes);
   }
 }
 
@@ -114,7 +114,7 @@ static void shuffle(Worker &worker, SimtThread *warp, size_t warp_size,
 // Completes a collective for those lanes of a warp that have reached it. The others have returned
 // or wait at the block barrier: they are inactive.
 static void complete_collective(Worker &worker, SimtThread *warp, size_t warp_size) {
-  SimtThread *lanes[kWarpLanes];
+  SimtThread *lanes[kWarpLanes]{};
   size_t count = 0;
   for (size_t i = 0; i < warp_size; ++i)
     if (warp[i].state == ThreadState::at_collective) lanes[count++] = &warp[i];
@@ -160,27 +160,28 @@ static void run_warp(Worker &worker, SimtThread *warp, size_t warp_size) {
 
 // Opens the barrier; returns whether all threads have returned instead.
 static bool pass_barrier(Worker &worker) {
-  std::vector<SimtThread> &threads = worker.simt.threads;
+  SimtThread *const threads = worker.simt.threads;
+  SimtThread *const end = threads + worker.simt.num_threads;
   const SimtThread *first = nullptr;
   size_t num_waiting = 0;
-  for (SimtThread &thread : threads) {
+  for (SimtThread *t = threads; t != end; ++t) {
+    const SimtThread &thread = *t;
     if (thread.state != ThreadState::at_barrier) continue;
     if (!first) first = &thread;
     if (thread.line != first->line) {
       worker.line = first->line;
       fail_core(&worker, "threads %zu and %zu wait at different barriers (lines %d and %d), must reach "
-                "the same one", (size_t)(first - threads.data()),
-                (size_t)(&thread - threads.data()), first->line, thread.line);
+                "the same one", (size_t)(first - threads), (size_t)(t - threads), first->line, thread.line);
     }
     ++num_waiting;
   }
   if (num_waiting == 0) return true;
-  if (num_waiting != threads.size()) {
+  if (num_waiting != worker.simt.num_threads) {
     worker.line = first->line;
     fail_core(&worker, "asc_syncthreads: %zu of %zu threads wait and the others have returned, must be "
-              "reached by all", num_waiting, threads.size());
+              "reached by all", num_waiting, worker.simt.num_threads);
   }
-  for (SimtThread &thread : threads) thread.state = ThreadState::ready;
+  for (SimtThread *t = threads; t != end; ++t) t->state = ThreadState::ready;
   return false;
 }
 
@@ -189,13 +190,13 @@ void run_simt(Core *core, Dim3 extent, void (*body)(void *), void *arguments) {
   Simt &simt = worker.simt;
   const size_t count = (size_t)extent.x * extent.y * extent.z;
   const int line = worker.line;
-  if (count == 0 || count > 2048)
-    fail_core(core, "simt launch of %zu threads, must be 1 to 2048", count);
+  if (count == 0 || count > kMaxSimtThreads)
+    fail_core(core, "simt launch of %zu threads, must be 1 to %zu", count, kMaxSimtThreads);
   reserve_stacks(worker, count);
   if (worker.detects_races) begin_simt_races(worker);
   simt.body = body;
   simt.arguments = arguments;
-  simt.threads.assign(count, SimtThread{});
+  simt.num_threads = count;
   worker.num_threads = extent;
   running_worker = &worker;
   for (size_t i = 0; i < count; ++i) {

@@ -102,16 +102,16 @@ void arrive_inter(Core *core, int, int flag) {
   Worker &worker = worker_of(core);
   check_inter_flag(worker, "asc_sync_inter_arrive", flag);
   Launch &launch = *worker.launch;
-  std::lock_guard<std::mutex> guard(launch.mutex);
+  const Lock lock(launch.mutex);
   ++launch.inter_arrivals[flag];
-  launch.inter_changed.notify_all();
+  pthread_cond_broadcast(&launch.inter_changed);
 }
 
 // Whether no block can make progress: every one has returned or waits for arrivals to come.
 static bool is_deadlocked(const Launch &launch) {
   int num_stuck = launch.num_finished;
   for (const InterWait &wait : launch.inter_waits)
-    if (wait.flag >= 0 && launch.inter_arrivals[wait.flag] < wait.target) ++num_stuck;
+    if (wait.is_active && launch.inter_arrivals[wait.flag] < wait.target) ++num_stuck;
   return num_stuck == launch.num_blocks;
 }
 
@@ -123,17 +123,16 @@ void wait_inter(Core *core, int, int flag) {
   enum { passed, cancelled, deadlocked } outcome;
   uint64_t arrivals;
   {
-    std::unique_lock<std::mutex> guard(launch.mutex);
+    const Lock lock(launch.mutex);
     InterWait &wait = launch.inter_waits[worker.block];
-    wait = {flag, target};
+    wait = {true, flag, target};
     for (;;) {
       arrivals = launch.inter_arrivals[flag];
       outcome = launch.is_cancelled ? cancelled : arrivals >= target ? passed : deadlocked;
       if (outcome != deadlocked || is_deadlocked(launch)) break;
-      launch.inter_changed.wait(guard);
+      pthread_cond_wait(&launch.inter_changed, &launch.mutex);
     }
-    wait.flag = -1;
-    launch.inter_changed.notify_all();
+    wait.is_active = false;
   }
   if (outcome == cancelled) abandon_block(worker);
   if (outcome == deadlocked)

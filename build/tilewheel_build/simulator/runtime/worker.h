@@ -1,13 +1,14 @@
 // The runtime's view of a launch: workers (cores with their checkers) and what they share.
+//
+// All state is plain memory and pthreads. The library needs only libc: it is shipped in wheels, where
+// a C++ run-time library would be a dependency or 1 MB of static code.
 #pragma once
 
+#include <pthread.h>
+
 #include <array>
-#include <condition_variable>
 #include <csetjmp>
 #include <cstdint>
-#include <mutex>
-#include <string>
-#include <vector>
 
 #include "runtime/fiber.h"
 #include "tilewheel_sim/core.h"
@@ -15,6 +16,10 @@
 namespace sim {
 
 inline constexpr int kNumInterFlags = 16;
+inline constexpr size_t kMaxSimtThreads = 2048;
+inline constexpr int kMaxResidentBlocks = 512;  // of a kernel with a cross-core barrier
+inline constexpr size_t kMaxRegions = 64;
+inline constexpr size_t kMessageBytes = 2048;
 
 // Uninitialised UB. Read as fp32, fp16 or bf16 every word is a NaN, so that a value which escapes
 // the checks spoils the result.
@@ -24,6 +29,17 @@ inline constexpr uint8_t kGuard = 0xc9;
 inline constexpr size_t kGuardBytes = 8192;
 
 using Clock = std::array<uint32_t, kNumPipes>;
+
+class Lock {
+ public:
+  explicit Lock(pthread_mutex_t &mutex) : mutex_(mutex) { pthread_mutex_lock(&mutex_); }
+  ~Lock() { pthread_mutex_unlock(&mutex_); }
+  Lock(const Lock &) = delete;
+  Lock &operator=(const Lock &) = delete;
+
+ private:
+  pthread_mutex_t &mutex_;
+};
 
 // Race state of one 32-byte block of UB.
 struct Cell {
@@ -50,20 +66,25 @@ struct SimtThread {
 };
 
 struct Simt {
-  std::vector<SimtThread> threads;
-  unsigned char *stacks = nullptr;
-  size_t num_stacks = 0;
+  SimtThread threads[kMaxSimtThreads];
+  size_t num_threads;
+  unsigned char *stacks;
+  size_t num_stacks;
   Context scheduler;
-  SimtThread *running = nullptr;
-  void (*body)(void *) = nullptr;
-  void *arguments = nullptr;
-  bool is_abandoned = false;
+  SimtThread *running;
+  void (*body)(void *);
+  void *arguments;
+  bool is_abandoned;
 };
 
 struct Region {
   const void *base;
   uint64_t size_bytes;
   int32_t is_writable;
+};
+struct Regions {
+  Region region[kMaxRegions];
+  size_t count;
 };
 
 struct Statistics {
@@ -74,8 +95,9 @@ struct Statistics {
 
 // Where a block waits for the others.
 struct InterWait {
-  int flag = -1;
-  uint64_t target = 0;
+  bool is_active;
+  int flag;
+  uint64_t target;
 };
 
 struct Launch {
@@ -85,18 +107,18 @@ struct Launch {
   size_t ub_bytes;
   int num_blocks;
   bool detects_races;
-  const std::vector<Region> *regions;
+  const Regions *regions;
 
-  std::mutex mutex;
-  int next_block = 0;
-  std::string error;  // of the first violation
-  bool is_cancelled = false;
-  Statistics statistics{};
+  pthread_mutex_t mutex;
+  int next_block;
+  char error[kMessageBytes];  // of the first violation
+  bool is_cancelled;
+  Statistics statistics;
 
-  std::condition_variable inter_changed;
-  std::array<uint64_t, kNumInterFlags> inter_arrivals{};
-  std::vector<InterWait> inter_waits;
-  int num_finished = 0;
+  pthread_cond_t inter_changed;
+  uint64_t inter_arrivals[kNumInterFlags];
+  InterWait inter_waits[kMaxResidentBlocks];
+  int num_finished;
 };
 
 struct Worker : Core {
@@ -114,8 +136,8 @@ struct Worker : Core {
   Clock flag_clock[kNumPipes][kNumPipes][kNumEvents];
   Clock lock_clock[kNumLocks];
   uint32_t store_epoch;
-  std::vector<Cell> cells;
-  std::vector<unsigned char> snapshot;
+  Cell cells[kUbBytes / kBlockBytes];
+  unsigned char snapshot[kUbBytes];
 
   Simt simt;
 };
@@ -123,12 +145,12 @@ struct Worker : Core {
 inline Worker &worker_of(Core *core) { return *static_cast<Worker *>(core); }
 
 // launch.cc
-[[noreturn]] void fail_core(Core *core, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
+void fail_core(Core *core, const char *format, ...)
+    __attribute__((noreturn, format(printf, 2, 3)));
 // Leaves the running block without an error of its own: another one has failed.
-[[noreturn]] void abandon_block(Worker &worker);
-// Runs all blocks; returns an empty string or the first error.
-std::string run_launch(Launch &launch, int max_threads);
+void abandon_block(Worker &worker) __attribute__((noreturn));
+// Runs all blocks. On a violation, launch.is_cancelled is set and launch.error says why.
+void run_launch(Launch &launch, int max_threads);
 
 // memory.cc
 void check_ub_read(Core *core, const void *address, size_t size, pipe_t pipe, Coverage coverage);

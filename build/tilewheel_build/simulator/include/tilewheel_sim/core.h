@@ -128,6 +128,26 @@ template <typename... Args>
 
 inline void at_line(int line) { current->line = line; }
 
+// Vector functions run one after the other: a store of one is visible to the loads of the next.
+inline void begin_vector_function(int line) {
+  current->line = line;
+  if (current->detects_races) current->runtime->memory_barrier(current);
+}
+
+// The packed argument at `address`, as the Index-th parameter of a kernel.
+template <size_t Index, typename First, typename... Rest>
+struct Pick : Pick<Index - 1, Rest...> {};
+template <typename First, typename... Rest>
+struct Pick<0, First, Rest...> {
+  using type = First;
+};
+template <size_t Index, typename... Params>
+inline auto argument(void (*)(Params...), const unsigned char *address) {
+  typename Pick<Index, Params...>::type value;
+  __builtin_memcpy(&value, address, sizeof value);
+  return value;
+}
+
 }  // namespace sim
 
 #define TILEWHEEL_SIM_UB(type, offset) ((type *)(::sim::current->ub + (offset)))

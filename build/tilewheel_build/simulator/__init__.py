@@ -1,0 +1,27 @@
+"""A functional simulator of Ascend vector cores: TileLang's AscendC, compiled for and run on a CPU."""
+
+from tilewheel_build.simulator.compile import (
+    RUNTIME_NAME,
+    compile_kernel,
+    compile_runtime,
+    default_compiler,
+    kernel_commands,
+)
+from tilewheel_build.simulator.rewrite import (
+    KernelEntry,
+    Parameter,
+    RewrittenSource,
+    rewrite_source,
+)
+
+__all__ = [
+    "RUNTIME_NAME",
+    "KernelEntry",
+    "Parameter",
+    "RewrittenSource",
+    "compile_kernel",
+    "compile_runtime",
+    "default_compiler",
+    "kernel_commands",
+    "rewrite_source",
+]

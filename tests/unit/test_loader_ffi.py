@@ -1,0 +1,54 @@
+"""The import of tvm_ffi never starts a compiler and never writes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tilewheel
+
+RUNTIME = Path(tilewheel.__file__).parents[1]
+
+# An audit hook reports every process start. With "old", torch is as it was before it had the
+# exchange interface, and the prebuilt helper is absent.
+SCRIPT = """
+import os, sys
+import torch
+
+if sys.argv[1] == "old":
+    del torch.Tensor.__dlpack_c_exchange_api__
+    sys.modules["torch_c_dlpack_ext"] = None
+started = []
+STARTS = ("subprocess.Popen", "os.system", "os.posix_spawn", "os.exec")
+sys.addaudithook(lambda event, _: started.append(event) if event in STARTS else None)
+from tilewheel.ffi import tvm_ffi
+module = tvm_ffi()
+assert callable(module.load_module)
+assert tvm_ffi() is module
+assert not started, started
+assert os.environ.get("TVM_FFI_DISABLE_TORCH_C_DLPACK") == sys.argv[2]
+"""
+
+
+@pytest.mark.parametrize("torch_age", ["old", "new"])
+def test_import_starts_no_compiler_and_restores_the_environment(tmp_path, torch_age):
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(RUNTIME),
+        "TVM_FFI_CACHE_DIR": str(tmp_path / "cache"),
+        "TVM_FFI_DISABLE_TORCH_C_DLPACK": "0",
+        "HOME": "/nonexistent",
+    }
+    result = subprocess.run(
+        [sys.executable, "-c", SCRIPT, torch_age, "0"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert not (tmp_path / "cache").exists()
