@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _BINARY = {"Add": "+", "Sub": "-", "Mul": "*"}
+_DIVIDE = {"FloorDiv": "/", "Div": "/", "FloorMod": "%", "Mod": "%"}
 _COMPARE = {"LT": "<", "LE": "<=", "GT": ">", "GE": ">=", "EQ": "==", "NE": "!="}
 
 
@@ -53,7 +54,8 @@ def extent(expression: Any) -> Extent:
 def to_c(expression: Any) -> str:
     """Return a C expression with ``int64_t`` arithmetic.
 
-    Extents are never negative, so floor division and C's truncating division agree.
+    Extents are never negative, so floor division and C's truncating division agree. A division by
+    a run-time value that is zero gives zero: it would end the process.
     """
     kind = type(expression).__name__
     if isinstance(expression, int) or kind == "IntImm":
@@ -64,10 +66,10 @@ def to_c(expression: Any) -> str:
         return to_c(expression.value)
     if kind in _BINARY:
         return f"({to_c(expression.a)} {_BINARY[kind]} {to_c(expression.b)})"
-    if kind in ("FloorDiv", "Div"):
-        return f"({to_c(expression.a)} / {to_c(expression.b)})"
-    if kind in ("FloorMod", "Mod"):
-        return f"({to_c(expression.a)} % {to_c(expression.b)})"
+    if kind in _DIVIDE:
+        a, b = to_c(expression.a), to_c(expression.b)
+        divided = f"({a} {_DIVIDE[kind]} {b})"
+        return divided if symbols_in(b) == frozenset() else f"({b} == 0 ? 0 : {divided})"
     if kind in ("Min", "Max"):
         a, b = to_c(expression.a), to_c(expression.b)
         return f"({a} {'<' if kind == 'Min' else '>'} {b} ? {a} : {b})"

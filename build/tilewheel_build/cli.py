@@ -14,7 +14,12 @@ from rich.console import Console
 from tilewheel_build.backends import BACKENDS
 from tilewheel_build.checkout import ROOT
 from tilewheel_build.driver import BuildResult, Layout, build, plan_units
-from tilewheel_build.errors import CompilationError, LoweringError, ToolchainError
+from tilewheel_build.errors import (
+    ArtifactError,
+    CompilationError,
+    LoweringError,
+    ToolchainError,
+)
 from tilewheel_build.progress import artifact_table, watch
 from tilewheel_build.spec import OperatorSpec, SpecError, check_kernel_files, load_specs
 from tilewheel_build.unit import lower_variant
@@ -52,6 +57,7 @@ def main(arguments: Sequence[str]) -> int:
         ToolchainError,
         LoweringError,
         CompilationError,
+        ArtifactError,
     ) as error:
         errors.print(str(error))
         return error.exit_code

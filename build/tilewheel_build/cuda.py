@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 from tilewheel.manifest import Resources
@@ -27,8 +28,21 @@ PACKAGES = (
 MINIMUM_DRIVER = "580"
 """Cubins of CUDA 13 need this driver."""
 
-SHARED_LIMIT_BYTES = {"sm_90a": 232448, "sm_100a": 232448, "sm_120a": 101376}
-"""Shared memory that one block may have (227 KB; 99 KB on sm_120)."""
+SHARED_LIMIT_BYTES = {
+    "sm_80": 166912,
+    "sm_89": 101376,
+    "sm_90a": 232448,
+    "sm_100a": 232448,
+    "sm_103a": 232448,
+    "sm_120a": 101376,
+}
+"""Shared memory that one block may have (CUDA C++ programming guide, compute capabilities)."""
+
+CUOBJDUMP_RESERVE_BYTES = {"sm_90a": 1024, "sm_100a": 1024, "sm_103a": 1024, "sm_120a": 1024}
+"""What cuobjdump adds to a kernel's shared memory for the system; the limit leaves it out."""
+
+HOST_COMPILER = "g++"
+"""What nvcc preprocesses with: the one tool that pip does not bring."""
 
 NVCC_FLAGS = ("--cubin", "-O3", "-std=c++20", "-w", "-Xptxas", "-v")
 """``-w`` silences TileLang's headers, whose warnings are many; the kernels are generated."""
@@ -55,7 +69,7 @@ def compile_command(*, arch: str, source: str, output: str) -> list[str]:
     return [
         str(nvcc()),
         "-ccbin",
-        "g++",
+        HOST_COMPILER,
         *NVCC_FLAGS,
         f"-gencode=arch=compute_{number},code={arch}",
         f"-I{tilelang_source()}",
@@ -73,7 +87,13 @@ def compile_device(
 
     Raises:
         CompilationError: nvcc failed, or the kernel needs more shared memory than the arch has.
+        ToolchainError: nvcc or the host compiler that it calls is missing.
     """
+    if shutil.which(HOST_COMPILER) is None:
+        raise ToolchainError(
+            f"{HOST_COMPILER}: is not on PATH, must be installed for nvcc\n"
+            "hint: install the system's C++ compiler"
+        )
     printed = run_tool(compile_command(arch=arch, source=source, output=output), cwd=work)
     resources = parse_ptxas(printed)
     total = shared_bytes + (resources.static_shared_bytes or 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import subprocess
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -83,6 +84,8 @@ def build(
 ) -> BuildResult:
     """Build the variants of one backend and publish those that succeeded.
 
+    Where none did, what was published before stays.
+
     Raises:
         ToolchainError: a tool is missing; nothing was started.
     """
@@ -105,7 +108,8 @@ def build(
         observe(unit.variant.key, "built" if isinstance(outcome, UnitFacts) else "failed")
     built.sort(key=lambda item: item.unit.variant.key.sort_key())
     failures.sort(key=lambda item: item.key.sort_key())
-    _publish(built, layout=layout, backend=backend)
+    if built:
+        _publish(built, layout=layout, backend=backend)
     return BuildResult(built=tuple(built), failures=tuple(failures))
 
 
@@ -155,7 +159,9 @@ def _run(units: Sequence[Unit], jobs: int) -> Iterable[tuple[Unit, UnitFacts | B
 
 def _run_pool(units: Sequence[Unit], jobs: int) -> Iterable[tuple[Unit, UnitFacts | BaseException]]:
     # Spawned, not forked: TileLang must start fresh and the driver may have threads.
-    executor = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
+    executor = ProcessPoolExecutor(
+        jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_end_with_parent
+    )
     futures: dict[Future[UnitFacts], Unit] = {}
     try:
         futures = {executor.submit(build_unit, unit): unit for unit in units}
@@ -168,6 +174,18 @@ def _run_pool(units: Sequence[Unit], jobs: int) -> Iterable[tuple[Unit, UnitFact
         raise
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
+
+
+def _end_with_parent() -> None:
+    """Make this worker end when the driver is killed: its queue alone would keep it waiting."""
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _failure(unit: Unit, error: BaseException) -> Failure:
@@ -238,7 +256,12 @@ def source_state(root: Path) -> tuple[str | None, bool | None]:
                 capture_output=True,
                 text=True,
                 check=False,
-                env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+                env={
+                    **os.environ,
+                    "GIT_OPTIONAL_LOCKS": "0",
+                    # A source tree without git, unpacked inside another repository, is not its.
+                    "GIT_CEILING_DIRECTORIES": str(root.resolve().parent),
+                },
             )
         except OSError:
             return None

@@ -64,26 +64,36 @@ def kernel_hashes(kernels_root: Path, kernel: str) -> dict[str, str]:
             continue
         source = path.read_bytes()
         hashes[name] = hashlib.sha256(source).hexdigest()
-        waiting += _imported_files(source, kernels_root)
+        for module in _imported_modules(source, path.relative_to(kernels_root)):
+            waiting += _module_files(module, kernels_root)
     return hashes
 
 
-def _imported_files(source: bytes, kernels_root: Path) -> list[Path]:
-    modules: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
+def _imported_modules(source: bytes, path: Path) -> set[str]:
+    """Return every name that may be a module that the file imports, made absolute."""
+    # Importing a module runs the __init__ of each package around it.
+    modules = {".".join(path.parts[:-1])}
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return modules  # lowering reports it, for the variants of this kernel only
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             modules |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            modules.add(node.module)
-            modules |= {f"{node.module}.{alias.name}" for alias in node.names}
-    files = []
-    for module in sorted(modules):
-        if module.split(".")[0] != "tilewheel_kernels":
-            continue
-        path = kernels_root / (module.replace(".", "/") + ".py")
-        if path.is_file():
-            files.append(path)
-    return files
+        elif isinstance(node, ast.ImportFrom):
+            package = path.parts[: len(path.parts) - node.level] if node.level else ()
+            base = ".".join([*package, *([node.module] if node.module else [])])
+            modules |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
+    return modules
+
+
+def _module_files(module: str, kernels_root: Path) -> list[Path]:
+    parts = module.split(".")
+    if parts[0] != "tilewheel_kernels":
+        return []
+    folders = [kernels_root.joinpath(*parts[: i + 1]) for i in range(len(parts))]
+    files = [*(folder / "__init__.py" for folder in folders), folders[-1].with_suffix(".py")]
+    return [file for file in files if file.is_file()]
 
 
 @cache

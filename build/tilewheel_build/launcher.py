@@ -21,7 +21,7 @@ from tilewheel_build.dtypes import DTYPES, INTEGER_RANGES
 from tilewheel_build.errors import LoweringError
 from tilewheel_build.lower import Lowered, LoweredTensor
 from tilewheel_build.spec import Tensor
-from tilewheel_build.variant import Variant, limits, tensors
+from tilewheel_build.variant import Variant, limits, parameters, tensors
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -118,6 +118,7 @@ def _context(variant: Variant, lowered: Lowered, facts: LauncherFacts) -> dict[s
         "scalars": _scalar_rows(variant, listed),
         "sizes": sizes,
         "limits": _limit_rows(variant, lowered, {size["symbol"] for size in sizes}),
+        "multiples": _multiple_rows(variant, lowered),
         "checks": checks,
         "grid": lowered.grid,
         "block": lowered.block,
@@ -169,7 +170,10 @@ def _extents(lowered: Lowered) -> Iterator[tuple[str, str, Extent]]:
         for field, extents in (("shape", tensor.shape), ("strides", tensor.strides)):
             for i, size in enumerate(extents):
                 label = f"{tensor.name}.{'shape' if field == 'shape' else 'stride()'}[{i}]"
-                yield f"tensor_{tensor.name}->{field}[{i}]", label, size
+                access = f"tensor_{tensor.name}->shape[{i}]"
+                if field == "strides":
+                    access = f"stride_of(tensor_{tensor.name}, {i})"
+                yield access, label, size
 
 
 def _sizes_and_checks(
@@ -209,6 +213,14 @@ def _limit_rows(variant: Variant, lowered: Lowered, symbols: set[str]) -> list[d
     for name, low, high in limits(variant):
         access, label = _parameter_access(variant, lowered, name)
         rows.append({"access": access, "label": label, "lowest": low, "highest": high})
+    for dimension in variant.spec.dimensions:
+        where = _size_access(variant, dimension.name)
+        largest = INTEGER_RANGES["int64"][1]
+        if where is not None and (dimension.minimum or dimension.maximum is not None):
+            high = largest if dimension.maximum is None else dimension.maximum
+            access, label = where
+            row = {"access": access, "label": label, "lowest": dimension.minimum, "highest": high}
+            rows.append(row)
     for parameter in lowered.parameters:
         if parameter.name in symbols and parameter.dtype in INTEGER_RANGES:
             high = INTEGER_RANGES[parameter.dtype][1]
@@ -219,14 +231,30 @@ def _limit_rows(variant: Variant, lowered: Lowered, symbols: set[str]) -> list[d
     return rows
 
 
-def _parameter_access(variant: Variant, lowered: Lowered, name: str) -> tuple[str, str]:
+def _multiple_rows(variant: Variant, lowered: Lowered) -> list[dict[str, Any]]:
+    """Divisors that the spec asks of parameters that are decided at run time."""
+    rows = []
+    values = dict(variant.key.parameters)
+    for parameter in parameters(variant):
+        if values[parameter.name] == ANY and parameter.multiple_of != 1:
+            access, label = _parameter_access(variant, lowered, parameter.name)
+            rows.append({"access": access, "label": label, "multiple": parameter.multiple_of})
+    return rows
+
+
+def _size_access(variant: Variant, name: str) -> tuple[str, str] | None:
+    """Return where the launcher reads a size that some tensor has, and how messages call it."""
     for tensor in tensors(variant):
         for i, size in enumerate(tensor.shape):
             if size == name:
-                return (
-                    f"tensor_{tensor.name}->shape[{i}]",
-                    f"{tensor.name}.shape[{i}] ({name})",
-                )
+                return f"tensor_{tensor.name}->shape[{i}]", f"{tensor.name}.shape[{i}] ({name})"
+    return None
+
+
+def _parameter_access(variant: Variant, lowered: Lowered, name: str) -> tuple[str, str]:
+    where = _size_access(variant, name)
+    if where is not None:
+        return where
     if any(scalar.name == name for scalar in lowered.scalars):
         return dimension_name(name), name
     raise LoweringError(
@@ -241,6 +269,7 @@ def _scalar_rows(variant: Variant, listed: tuple[Argument, ...]) -> list[dict[st
         if argument.kind == "tensor":
             continue
         row: dict[str, Any] = {"name": argument.name, "index": i, "integer": False}
+        row |= {"lowest": None, "highest": None}
         if argument.dtype in INTEGER_RANGES:
             low, high = INTEGER_RANGES[argument.dtype]
             scalar = declared.get(argument.name)
@@ -250,6 +279,8 @@ def _scalar_rows(variant: Variant, listed: tuple[Argument, ...]) -> list[dict[st
                 low = low if scalar.minimum is None else max(low, int(scalar.minimum))
                 high = high if scalar.maximum is None else min(high, int(scalar.maximum))
             row |= {"integer": True, "lowest": _c_int64(low), "highest": _c_int64(high)}
+        elif (scalar := declared.get(argument.name)) is not None:
+            row |= {"lowest": _c_double(scalar.minimum), "highest": _c_double(scalar.maximum)}
         rows.append(row)
     return rows
 
@@ -257,6 +288,10 @@ def _scalar_rows(variant: Variant, listed: tuple[Argument, ...]) -> list[dict[st
 def _c_int64(value: int) -> str:
     # INT64_MIN has no literal in C: its positive part does not fit.
     return "INT64_MIN" if value == -(2**63) else f"INT64_C({value})"
+
+
+def _c_double(value: float | None) -> str | None:
+    return None if value is None else repr(float(value))
 
 
 def _parameter_rows(lowered: Lowered) -> list[dict[str, str]]:

@@ -84,6 +84,9 @@ def lower_kernel(
         function = factory(**bindings)
     except (TypeError, ValueError) as error:
         raise LoweringError(f"{kernel}: {operator}: {error}") from error
+    except Exception as error:
+        # TileLang reads the kernel's body inside the factory and raises types of its own.
+        raise LoweringError(f"{kernel}: {operator}: {type(error).__name__}: {error}") from error
     pass_configs = dict(getattr(module, "PASS_CONFIGS", {}))
 
     from tilelang import tvm

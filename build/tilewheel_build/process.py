@@ -12,6 +12,20 @@ from tilewheel_build.errors import CompilationError, ToolchainError
 
 TAIL_LINES = 30
 
+UNSEEN_VARIABLES = frozenset(
+    {
+        "NVCC_APPEND_FLAGS",
+        "NVCC_PREPEND_FLAGS",
+        "CPATH",
+        "C_INCLUDE_PATH",
+        "CPLUS_INCLUDE_PATH",
+        "LIBRARY_PATH",
+        "GCC_EXEC_PREFIX",
+        "COMPILER_PATH",
+    }
+)
+"""Variables that would change what a compiler makes, which no fingerprint sees."""
+
 
 def run_tool(
     command: Sequence[str],
@@ -32,7 +46,7 @@ def run_tool(
         done = subprocess.run(
             list(command),
             cwd=cwd,
-            env={**os.environ, "LC_ALL": "C", **(environment or {})},
+            env={**_environment(), "LC_ALL": "C", **(environment or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -49,3 +63,7 @@ def run_tool(
         tail = "\n".join(done.stdout.splitlines()[-TAIL_LINES:])
         raise CompilationError(f"{shown}\nended with {done.returncode}:\n{tail}")
     return done.stdout
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in UNSEEN_VARIABLES}

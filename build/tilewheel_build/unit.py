@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,6 +30,7 @@ from tilewheel_build.lower import Lowered, lower_kernel
 from tilewheel_build.variant import Variant, bindings
 
 ARTIFACT = "artifact.so"
+LAUNCHER = "launcher.c"
 FACTS = "facts.json"
 
 
@@ -104,11 +104,11 @@ def build_unit(unit: Unit) -> UnitFacts:
         minimum_driver=backend.minimum_driver,
         extra=backend.launcher_extra(lowered),
     )
-    (work / "launcher.c").write_text(launcher_source(variant, lowered, facts))
+    (work / LAUNCHER).write_text(launcher_source(variant, lowered, facts))
     shutil.copyfile(TEMPLATES / "arguments.h", work / "arguments.h")
     compile_launcher(
         work=work,
-        source="launcher.c",
+        source=LAUNCHER,
         output=ARTIFACT,
         machine=unit.machine,
         includes=backend.launcher_includes(),
@@ -130,7 +130,7 @@ def build_unit(unit: Unit) -> UnitFacts:
         lower_s=lowered_at - started,
         compile_s=time.perf_counter() - lowered_at,
     )
-    _publish(work, unit.cache, (ARTIFACT, source, "launcher.c"), result)
+    _publish(work, unit.cache, (ARTIFACT, source, LAUNCHER), result)
     shutil.rmtree(work, ignore_errors=True)
     return result
 
@@ -138,21 +138,19 @@ def build_unit(unit: Unit) -> UnitFacts:
 def _publish(work: Path, cache: Path, names: tuple[str, ...], facts: UnitFacts) -> None:
     """Move the finished files into the cache as a whole: a directory is there complete or not."""
     cache.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=".staging-", dir=cache.parent))
+    # Below the work directory: whatever a killed build leaves, the next build of the unit removes.
+    finished = work / "finished"
+    finished.mkdir()
+    for name in names:
+        shutil.copyfile(work / name, finished / name)
+    (finished / FACTS).write_text(json.dumps(asdict(facts), sort_keys=True, indent=1) + "\n")
     try:
-        for name in names:
-            shutil.copyfile(work / name, staging / name)
-        (staging / FACTS).write_text(json.dumps(asdict(facts), sort_keys=True, indent=1) + "\n")
-        os.chmod(staging, 0o755)
-        try:
-            os.rename(staging, cache)
-        except OSError:
-            # Another process finished the same unit first, or a broken entry is in the way.
-            if read_unit(cache) is None:
-                shutil.rmtree(cache, ignore_errors=True)
-                os.rename(staging, cache)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        os.rename(finished, cache)
+    except OSError:
+        # Another process finished the same unit first, or a broken entry is in the way.
+        if read_unit(cache) is None:
+            shutil.rmtree(cache, ignore_errors=True)
+            os.rename(finished, cache)
 
 
 def read_unit(cache: Path) -> UnitFacts | None:
@@ -160,7 +158,8 @@ def read_unit(cache: Path) -> UnitFacts | None:
     try:
         tree = json.loads((cache / FACTS).read_text())
         facts = _facts_from_json(tree)
-        if _sha256(cache / ARTIFACT) != facts.sha256:
+        complete = len(list(cache.glob("kernel.*"))) == 1 and (cache / LAUNCHER).is_file()
+        if not complete or _sha256(cache / ARTIFACT) != facts.sha256:
             return None
     except (OSError, ArtifactError, ValueError, KeyError, TypeError):
         return None

@@ -10,6 +10,8 @@ import json
 from functools import cache
 from pathlib import Path
 
+from tilewheel_build.errors import ArtifactError
+
 FILE_NAME = "verified.json"
 NONE = "none"
 
@@ -24,5 +26,10 @@ def _recorded(root: Path) -> dict[str, str]:
     path = root / FILE_NAME
     if not path.is_file():
         return {}
-    tree = json.loads(path.read_text())
+    try:
+        tree = json.loads(path.read_text())
+    except ValueError as error:
+        raise ArtifactError(f"{FILE_NAME}: is not readable JSON: {error}") from error
+    if not isinstance(tree, dict):
+        raise ArtifactError(f"{FILE_NAME}: is a {type(tree).__name__}, must be an object")
     return {str(sha256): str(status) for sha256, status in tree.items()}

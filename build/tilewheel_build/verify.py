@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tilewheel.errors import ManifestError
 from tilewheel.manifest import FILE_NAME, Artifact, Manifest, read
-from tilewheel_build.cuda import SHARED_LIMIT_BYTES, cuobjdump
+from tilewheel_build.cuda import CUOBJDUMP_RESERVE_BYTES, SHARED_LIMIT_BYTES, cuobjdump
 from tilewheel_build.elf import read_shared_object
 from tilewheel_build.errors import ArtifactError, CompilationError, ToolchainError
 from tilewheel_build.host_compiler import GLIBC
@@ -38,11 +38,14 @@ def verify_directory(directory: Path) -> list[str]:
 def _strangers(directory: Path, manifest: Manifest) -> list[str]:
     listed = {artifact.path for artifact in manifest.artifacts}
     found = {path.relative_to(directory).as_posix() for path in directory.rglob("*.so")}
-    return [f"{path}: is not in the manifest, must be listed or absent" for path in found - listed]
+    return [f"{path}: is not in the manifest, must be listed or absent" for path in sorted(found - listed)]
 
 
 def _problems(directory: Path, artifact: Artifact) -> Iterator[str]:
     path = directory / artifact.path
+    if not path.is_file():
+        yield f"{artifact.path}: is missing, must be there as the manifest lists it"
+        return
     try:
         data = path.read_bytes()
         shared = read_shared_object(path)
@@ -89,7 +92,8 @@ def _cubin_problems(image: bytes, artifact: Artifact) -> Iterator[str]:
     numbers = {name: int(value) for name, value in re.findall(r"(\w+):(\d+)", usage)}
     if numbers.get("REG") != artifact.resources.registers:
         yield f"uses {numbers.get('REG')} registers, manifest says {artifact.resources.registers}"
-    shared_bytes = numbers.get("SHARED", 0) + artifact.launch.dynamic_shared_bytes
+    static_bytes = numbers.get("SHARED", 0) - CUOBJDUMP_RESERVE_BYTES.get(arch, 0)
+    shared_bytes = static_bytes + artifact.launch.dynamic_shared_bytes
     if shared_bytes > SHARED_LIMIT_BYTES[arch]:
         yield f"needs {shared_bytes} bytes of shared memory, {arch} has {SHARED_LIMIT_BYTES[arch]}"
     if artifact.launch.kernel not in header:

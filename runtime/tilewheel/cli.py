@@ -81,8 +81,11 @@ def _select(only: str) -> list[Entry]:
 def _nothing(only: str) -> Outcome:
     problems = discovery.catalog().problems
     installed = len(discovery.catalog().entries)
-    text = f"no artifact matches {only!r}; {installed} are installed"
-    if not installed:
+    if installed:
+        text = f"no artifact matches {only!r}; {installed} are installed"
+    elif problems:
+        text = "no artifacts can be read"
+    else:
         text = (
             "no artifacts are installed\nhint: pip install tilewheel-cuda, or set "
             f"{discovery.VARIABLE} to a directory of artifacts"
@@ -166,7 +169,7 @@ def _verify(arguments: argparse.Namespace) -> Outcome:
     failures = []
     for entry in entries:
         try:
-            loader.check_file(entry, verify=arguments.hash)
+            loader.check_files(entry, verify=arguments.hash)
         except ArtifactLoadError as error:
             failures.append(str(error))
     what = "place, size and hash" if arguments.hash else "place and size"

@@ -31,6 +31,7 @@ VARIABLE = "TILEWHEEL_ARTIFACTS"
 class Entry:
     """One artifact, the directory of its manifest, and the package or variable that named it.
 
+    ``libraries`` are the manifest's, which must be open before the artifact is.
     The file of an overlay can be replaced by anyone who may write there, so it is always hashed.
     """
 
@@ -38,6 +39,7 @@ class Entry:
     root: Path
     source: str
     is_overlay: bool
+    libraries: tuple[manifest.Library, ...] = ()
 
     @property
     def path(self) -> Path:
@@ -170,6 +172,21 @@ def _read(root: Path, source: _Source, problems: list[str]) -> list[Entry]:
         )
         return []
     return [
-        Entry(artifact=artifact, root=root, source=source.name, is_overlay=source.is_overlay)
+        Entry(
+            artifact=artifact,
+            root=root,
+            source=source.name,
+            is_overlay=source.is_overlay,
+            libraries=found.libraries,
+        )
         for artifact in found.artifacts
     ]
+
+
+def _after_fork_in_child() -> None:
+    # Another thread may have held the lock.
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -6,6 +6,7 @@ a forked child starts with an empty one.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import threading
@@ -20,7 +21,7 @@ from tilewheel.errors import ArtifactLoadError
 from tilewheel.ffi import tvm_ffi
 from tilewheel.key import Key
 from tilewheel.log import logger
-from tilewheel.manifest import Artifact
+from tilewheel.manifest import Artifact, Library
 
 _SYMBOL_PREFIX = "__tvm_ffi_"
 _PREPARE = "prepare"
@@ -86,9 +87,9 @@ def load(entry: Entry, device: Device, *, verify: bool = False) -> Kernel:
     with _lock:
         kernel = _kernels.get((entry.path, device))
         if kernel is None or verify:
-            path = check_file(entry, verify=verify or entry.is_overlay)
+            path, *libraries = check_files(entry, verify=verify or entry.is_overlay)
         if kernel is None:
-            kernel = _open(entry, path, device)
+            kernel = _open(entry, path, libraries, device)
             _kernels[entry.path, device] = kernel
         return kernel
 
@@ -99,44 +100,55 @@ def clear() -> None:
         _kernels.clear()
 
 
-def check_file(entry: Entry, *, verify: bool) -> Path:
-    """Return the artifact's file once place and size, and with ``verify`` its hash, are right.
+def check_files(entry: Entry, *, verify: bool) -> tuple[Path, ...]:
+    """Return the artifact's file and its libraries', once place and size of each are right.
+
+    With ``verify`` their hashes must be right too.
 
     Raises:
         ArtifactLoadError: they are not; the message says which.
     """
-    artifact = entry.artifact
+    files: tuple[Artifact | Library, ...] = (entry.artifact, *entry.libraries)
+    return tuple(_check_file(entry, file, verify=verify) for file in files)
+
+
+def _check_file(entry: Entry, file: Artifact | Library, *, verify: bool) -> Path:
+    key = entry.artifact.key
     hint = f"hint: reinstall {entry.source}"
     if entry.is_overlay:
         hint = "hint: build the artifact and its manifest again"
+    listed = entry.root / file.path
     try:
-        path = entry.path.resolve(strict=True)
+        path = listed.resolve(strict=True)
         size_bytes = path.stat().st_size
     except (OSError, RuntimeError) as error:
         raise ArtifactLoadError(
-            f"{artifact.key}: {entry.path} is missing, must be the file that the manifest lists\n"
-            f"{hint}"
+            f"{key}: {listed} is missing, must be the file that the manifest lists\n{hint}"
         ) from error
     if not path.is_relative_to(entry.root.resolve()):
         raise ArtifactLoadError(
-            f"{artifact.key}: {entry.path} leads to {path}, must stay below {entry.root}\n{hint}"
+            f"{key}: {listed} leads to {path}, must stay below {entry.root}\n{hint}"
         )
-    if size_bytes != artifact.size_bytes:
+    if size_bytes != file.size_bytes:
         raise ArtifactLoadError(
-            f"{artifact.key}: {path} is {size_bytes} bytes, must be {artifact.size_bytes}\n{hint}"
+            f"{key}: {path} is {size_bytes} bytes, must be {file.size_bytes}\n{hint}"
         )
     if verify:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        if digest != artifact.sha256:
+        if digest != file.sha256:
             raise ArtifactLoadError(
-                f"{artifact.key}: sha256 of {path} is {digest}, must be {artifact.sha256}\n{hint}"
+                f"{key}: sha256 of {path} is {digest}, must be {file.sha256}\n{hint}"
             )
     return path
 
 
-def _open(entry: Entry, path: Path, device: Device) -> Kernel:
+def _open(entry: Entry, path: Path, libraries: list[Path], device: Device) -> Kernel:
     artifact = entry.artifact
     try:
+        for library in libraries:
+            # The artifact opens it by its name alone, which finds what is open already. ctypes
+            # never closes it.
+            ctypes.CDLL(str(library))
         module = tvm_ffi().load_module(str(path))
     except Exception as error:
         raise ArtifactLoadError(f"{artifact.key}: {path} cannot be loaded: {error}") from error

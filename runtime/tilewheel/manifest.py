@@ -88,8 +88,17 @@ class Artifact:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Library:
+    """A shared library that must be open before an artifact of the manifest is (the simulator)."""
+
+    path: str
+    sha256: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """All artifacts of one backend, sorted by key."""
+    """All artifacts of one backend, sorted by key, and the libraries that they open by name."""
 
     schema_version: tuple[int, int]
     tilewheel_version: str
@@ -98,6 +107,7 @@ class Manifest:
     source_commit: str | None
     source_dirty: bool | None
     artifacts: tuple[Artifact, ...]
+    libraries: tuple[Library, ...] = ()
 
 
 def dump(manifest: Manifest) -> str:
@@ -165,7 +175,23 @@ def parse(raw: bytes | str, *, where: str) -> Manifest:
         source_commit=reader.optional_text("source_commit"),
         source_dirty=reader.optional_flag("source_dirty"),
         artifacts=artifacts,
+        libraries=tuple(_library(item) for item in reader.items("libraries")),
     )
+
+
+def _library(reader: _Reader) -> Library:
+    return Library(
+        path=_relative_path(reader),
+        sha256=_sha256(reader),
+        size_bytes=reader.integer("size_bytes"),
+    )
+
+
+def _sha256(reader: _Reader) -> str:
+    sha256 = reader.text("sha256")
+    if _SHA256.fullmatch(sha256) is None:
+        raise ManifestError(f"{reader.where}.sha256: is {sha256!r}, must be 64 hex digits")
+    return sha256
 
 
 def _artifact(reader: _Reader) -> Artifact:
@@ -173,9 +199,6 @@ def _artifact(reader: _Reader) -> Artifact:
         key = Key.parse(reader.text("key"))
     except KeyFormatError as error:
         raise ManifestError(f"{reader.where}.key: {error}") from error
-    sha256 = reader.text("sha256")
-    if _SHA256.fullmatch(sha256) is None:
-        raise ManifestError(f"{reader.where}.sha256: is {sha256!r}, must be 64 hex digits")
     limits = reader.mapping("limits")
     bounds = []
     for name in sorted(limits):
@@ -188,7 +211,7 @@ def _artifact(reader: _Reader) -> Artifact:
     return Artifact(
         key=key,
         path=_relative_path(reader),
-        sha256=sha256,
+        sha256=_sha256(reader),
         size_bytes=reader.integer("size_bytes"),
         entry=reader.text("entry"),
         arguments=tuple(_argument(item) for item in reader.items("arguments")),

@@ -64,17 +64,18 @@ def topk_gate(scores: Tensor, num_topk: int, *, out: Tensor | None = None) -> Te
             device = scores.device
             launch = bound.get(("topk_gate", device, num_experts, num_topk, active()))
             if launch is not None and num_tokens:
-                if out is None:
-                    out = empty((num_tokens, num_topk), dtype=int64, device=device)
+                idx = out
+                if idx is None:
+                    idx = empty((num_tokens, num_topk), dtype=int64, device=device)
                 elif (
-                    type(out) is not Tensor
+                    type(idx) is not Tensor
                     or -4 * num_tokens * num_experts
-                    < scores.data_ptr() - out.data_ptr()
+                    < scores.data_ptr() - idx.data_ptr()
                     < 8 * num_tokens * num_topk
                 ):
                     return _topk_gate_checked(scores, num_topk, out)
-                launch(scores, out)
-                return out
+                launch(scores, idx)
+                return idx
     except Exception:
         # The explanation is worth its time only now; functorch's tensors fail at the launch.
         _check_topk_gate(scores, num_topk)
@@ -92,6 +93,8 @@ def _topk_gate_checked(scores: Tensor, num_topk: int, out: Tensor | None = None)
     num_topk = _check_topk_gate(scores, num_topk)
     if out is not None:
         _check_topk_gate_out(out, scores, num_topk)
+        if _overlap(out, scores):
+            raise ValueError("topk_gate: out: shares memory with scores, must not")
     num_tokens, num_experts = scores.shape
     launch = bind("topk_gate", scores.device, num_experts=num_experts, num_topk=num_topk)
     if launch is None:
@@ -134,9 +137,7 @@ def _check_topk_gate(scores: Tensor, num_topk: int) -> int:
             f"topk_gate: scores: strides are {scores.stride()}, must be contiguous\n"
             "hint: call .contiguous()"
         )
-    if isinstance(num_topk, bool) or not hasattr(num_topk, "__index__"):
-        raise TypeError(f"topk_gate: num_topk: is {_kind(num_topk)}, must be an int")
-    number = operator.index(num_topk)
+    number = _integer("topk_gate: num_topk", num_topk)
     if number < 1 or number > _MAX_TOPK:
         raise ValueError(f"topk_gate: num_topk: is {number}, must be 1 to {_MAX_TOPK}")
     if number > num_experts:
@@ -157,8 +158,6 @@ def _check_topk_gate_out(out: Tensor, scores: Tensor, num_topk: int) -> None:
         )
     if not out.is_contiguous():
         raise ValueError(f"topk_gate: out: strides are {out.stride()}, must be contiguous")
-    if not torch_ops.is_traced(scores) and _overlap(out, scores):
-        raise ValueError("topk_gate: out: shares memory with scores, must not")
 
 
 def _check_dense(where: str, tensor: Tensor, dtype: Any, hint: str) -> None:
@@ -173,6 +172,18 @@ def _check_dense(where: str, tensor: Tensor, dtype: Any, hint: str) -> None:
             f"{where}: dtype is {tensor.dtype}, must be {dtype}"
             + (f"\nhint: {hint}" if hint else "")
         )
+
+
+def _integer(where: str, value: Any) -> int:
+    # A symbolic int under tracing is an int too, and NumPy's integers have an index.
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    try:
+        if not isinstance(value, bool):
+            return operator.index(value)
+    except TypeError:
+        pass
+    raise TypeError(f"{where}: is {_kind(value)}, must be an int")
 
 
 def _overlap(first: Tensor, second: Tensor) -> bool:

@@ -6,7 +6,6 @@ speaks of, and what the reference gives for them.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -47,10 +46,13 @@ class Row:
 
 
 def machine() -> tuple[Device, ...]:
-    """Return the devices that artifacts can run on here, one for each backend."""
-    found = [*devices.cuda_devices()[:1], devices.simulated()]
-    torch = sys.modules.get("torch")
-    if torch is not None and getattr(torch, "npu", None) is not None and torch.npu.is_available():
+    """Return the devices that torch can use here and the simulated one, one for each backend."""
+    import torch
+
+    found = [devices.simulated()]
+    if torch.cuda.is_available():
+        found.append(devices.resolve("cuda:0"))
+    if getattr(torch, "npu", None) is not None and torch.npu.is_available():
         found.append(devices.resolve("npu:0"))
     return tuple(found)
 
@@ -72,7 +74,7 @@ def _run(entry: Entry, available: tuple[Device, ...]) -> Row:
 
     device = next((d for d in available if d.backend == key.target.backend), None)
     if device is None:
-        return row(SKIPPED, f"no {key.target.backend} device in this machine")
+        return row(SKIPPED, f"no {key.target.backend} device that torch can use")
     properties = PROPERTIES.get(device.backend, ())
     own = tuple(pair for pair in key.parameters if pair[0] not in properties)
     reasons, _ = misfits(entry.artifact, Request(operator=key.operator, parameters=own), device)

@@ -49,6 +49,19 @@ def extreme_scores(num_tokens: int, num_experts: int) -> torch.Tensor:
     return values[picks]
 
 
+def scores_won_by_one_lane(num_tokens: int, num_experts: int) -> torch.Tensor:
+    """The largest scores lie 64 experts apart or side by side: all in one lane of a register."""
+    scores = normal_scores(num_tokens, num_experts)
+    expert = torch.arange(num_experts)
+    scores[0::3, expert % 64 == num_experts % 64 // 2] += 100.0
+    scores[1::3, expert // 8 == num_experts // 16] += 100.0
+    scores[2::3] = torch.where(expert % 64 == 1, 7.0, scores[2::3])
+    return scores
+
+
+MAKERS = [normal_scores, scores_with_ties, extreme_scores, scores_won_by_one_lane]
+
+
 def run(machine: Any, scores: torch.Tensor, num_topk: int) -> torch.Tensor:
     """Call the operator, or skip where this machine's artifacts do not cover the point."""
     try:
@@ -59,7 +72,7 @@ def run(machine: Any, scores: torch.Tensor, num_topk: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("num_tokens", NUM_TOKENS)
 @pytest.mark.parametrize(("num_experts", "num_topk"), POINTS)
-@pytest.mark.parametrize("make", [normal_scores, scores_with_ties, extreme_scores])
+@pytest.mark.parametrize("make", MAKERS)
 def test_specialised_points_are_exact(
     machine: Any, make: Any, num_experts: int, num_topk: int, num_tokens: int
 ) -> None:
@@ -72,7 +85,7 @@ def test_specialised_points_are_exact(
 
 @pytest.mark.parametrize("num_tokens", [1, 33])
 @pytest.mark.parametrize(("num_experts", "num_topk"), GENERIC_POINTS)
-@pytest.mark.parametrize("make", [normal_scores, scores_with_ties, extreme_scores])
+@pytest.mark.parametrize("make", MAKERS)
 def test_any_number_of_experts_is_exact(
     machine: Any, make: Any, num_experts: int, num_topk: int, num_tokens: int
 ) -> None:

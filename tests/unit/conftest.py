@@ -149,34 +149,41 @@ def catalog() -> Callable[..., Catalog]:
 
 
 @pytest.fixture(scope="session")
-def build_object(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Return the function that compiles ``TOPK_GATE_C``, once for each set of flags."""
+def compile_c(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Return the function that compiles C to a shared object, once for each source and flags."""
     if shutil.which("gcc"):
         compiler = ["gcc"]
     elif importlib.util.find_spec("ziglang"):
         compiler = [sys.executable, "-m", "ziglang", "cc"]
     else:
         pytest.skip("no C compiler")
+    directory = tmp_path_factory.mktemp("objects")
+    built: dict[tuple[str, ...], Path] = {}
+
+    def build(source: str, *flags: str) -> Path:
+        key = (source, *flags)
+        if key not in built:
+            stem = directory / f"object{len(built)}"
+            stem.with_suffix(".c").write_text(source)
+            command = [*compiler, "-shared", "-fPIC", "-O1", *flags]
+            command += ["-o", str(stem.with_suffix(".so")), str(stem.with_suffix(".c"))]
+            subprocess.run(command, check=True)
+            built[key] = stem.with_suffix(".so")
+        return built[key]
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def build_object(compile_c: Callable[..., Path]) -> Callable[..., Path]:
+    """Return the function that compiles ``TOPK_GATE_C``."""
     from tilewheel.ffi import tvm_ffi
 
     tvm_ffi()
     from tvm_ffi import libinfo
 
-    directory = tmp_path_factory.mktemp("objects")
-    source = directory / "topk_gate.c"
-    source.write_text(TOPK_GATE_C)
-    built: dict[tuple[str, ...], Path] = {}
-
-    def build(*flags: str) -> Path:
-        if flags not in built:
-            output = directory / f"object{len(built)}.so"
-            includes = [f"-I{path}" for path in libinfo.include_paths()]
-            command = [*compiler, "-shared", "-fPIC", "-O1", *includes, *flags]
-            subprocess.run([*command, "-o", str(output), str(source)], check=True)
-            built[flags] = output
-        return built[flags]
-
-    return build
+    includes = [f"-I{path}" for path in libinfo.include_paths()]
+    return lambda *flags: compile_c(TOPK_GATE_C, *includes, *flags)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from types import SimpleNamespace
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from tilewheel import npu
-from tilewheel.device import Device, cuda_arch, driver_branch, resolve, simulated
+from tilewheel.device import Device, cuda_arch, cuda_devices, driver_branch, resolve, simulated
 
 
 @pytest.mark.parametrize(
@@ -82,6 +83,55 @@ def test_missing_cuda_device_is_reported():
     for device in (None, "cuda", torch.device("cuda", 0)):
         with pytest.raises(RuntimeError, match="device: is 'cuda:0', this machine has 0 CUDA"):
             resolve(device)
+
+
+LIBCUDA_C = r"""
+#include <string.h>
+int cuInit(unsigned flags) { return flags; }
+int cuDeviceGetCount(int *count) { return *count = 2, 0; }
+int cuDeviceGet(int *device, int index) { return *device = 40 + index, 0; }
+int cuDeviceGetName(char *name, int size, int device) {
+  return strncpy(name, device == 41 ? "NVIDIA H200" : "NVIDIA B200", size), 0;
+}
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+  *value = attribute == 16 ? 132 : attribute == 75 ? (device == 41 ? 9 : 10) : 0;
+  return 0;
+}
+int cuDriverGetVersion(int *version) { return *version = 13000, 0; }
+"""
+
+H200 = Device(
+    backend="cuda",
+    arch="sm_90a",
+    name="NVIDIA H200",
+    index=1,
+    properties=(("driver", 580), ("num_sms", 132)),
+)
+
+
+@pytest.fixture
+def libcuda(compile_c, monkeypatch):
+    """Stand in for the CUDA driver of a machine with a B200 and an H200."""
+    library = ctypes.CDLL(str(compile_c(LIBCUDA_C)))
+    monkeypatch.setattr("tilewheel.device._driver", lambda: library)
+
+
+def test_cuda_devices_are_described_by_the_driver(libcuda):
+    first, second = cuda_devices()
+    assert (first.arch, first.name, first.index) == ("sm_100a", "NVIDIA B200", 0)
+    assert second == H200
+
+
+def test_cuda_device_is_described_by_torch(libcuda, monkeypatch):
+    found = SimpleNamespace(major=9, minor=0, name="NVIDIA H200", multi_processor_count=132)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: found)
+    assert resolve("cuda") == H200
+    assert resolve(torch.device("cuda", 1)) == H200
+    with pytest.raises(RuntimeError, match="device: is 'cuda:2', this machine has 2 CUDA devices"):
+        resolve("cuda:2")
 
 
 @pytest.fixture

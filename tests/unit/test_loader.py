@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import dataclasses
+import hashlib
 import os
 import threading
 from pathlib import Path
@@ -13,7 +16,8 @@ from tilewheel import loader
 from tilewheel.device import Device, simulated
 from tilewheel.discovery import Entry
 from tilewheel.errors import ArtifactLoadError
-from tilewheel.manifest import Argument
+from tilewheel.ffi import tvm_ffi
+from tilewheel.manifest import Argument, Library
 
 KEY = "topk_gate-num_experts=4-num_topk=2-ascend_sim-dav_3510"
 SIMULATOR = simulated()
@@ -67,8 +71,7 @@ def test_error_of_the_artifact_reaches_the_caller(entry):
 
 def test_call_without_device_arguments_is_the_bare_function(entry):
     kernel = loader.load(entry(), SIMULATOR)
-    assert kernel.function == kernel.module.topk_gate or callable(kernel.function)
-    assert type(kernel.function).__module__.startswith("tvm_ffi")
+    assert type(kernel.function) is type(kernel.module.topk_gate)
 
 
 def test_device_argument_is_appended(entry):
@@ -162,6 +165,8 @@ def test_truncated_file_is_reported(entry):
 def change_last_byte(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
+    # A new file in its place: writing into one that is loaded changes code that may still run.
+    path.unlink()
     path.write_bytes(content)
 
 
@@ -207,6 +212,46 @@ def test_missing_entry_function_is_reported(entry):
     assert failure(described) == (
         f"{KEY}: {described.path} does not export __tvm_ffi_other, which its manifest names"
     )
+
+
+def test_kernel_of_an_npu_runs_on_its_current_stream(entry, monkeypatch):
+    monkeypatch.setattr("tilewheel.npu.stream_getter", lambda: lambda index: 4096 + index)
+    ffi = tvm_ffi()
+    npu = ffi.device(12, 1)
+    streams = []
+    device = Device(backend="ascend", arch="dav_3510", name="Ascend950DT", index=1)
+    call = loader._bind(
+        lambda *_: streams.append(ffi.get_raw_stream(npu)), entry().artifact, device
+    )
+    call()
+    assert streams == [4097]
+
+
+@pytest.fixture
+def library(tmp_path, compile_c):
+    """Return a library of the manifest that sets an environment variable when it is opened."""
+    source = """
+    #include <stdlib.h>
+    __attribute__((constructor)) static void open_(void) { setenv("TW_OPENED", "1", 1); }
+    """
+    content = compile_c(source).read_bytes()
+    (tmp_path / "libtest.so").write_bytes(content)
+    digest = hashlib.sha256(content).hexdigest()
+    return Library(path="libtest.so", sha256=digest, size_bytes=len(content))
+
+
+def test_libraries_of_the_manifest_are_opened_first(entry, library):
+    getenv = ctypes.CDLL(None).getenv
+    getenv.restype = ctypes.c_char_p
+    assert getenv(b"TW_OPENED") is None
+    loader.load(dataclasses.replace(entry(), libraries=(library,)), SIMULATOR)
+    assert getenv(b"TW_OPENED") == b"1"
+
+
+def test_library_is_checked_as_the_artifact_is(entry, library, tmp_path):
+    change_last_byte(tmp_path / "libtest.so")
+    described = dataclasses.replace(entry(is_overlay=True), libraries=(library,))
+    assert failure(described).startswith(f"{KEY}: sha256 of {tmp_path}/libtest.so is ")
 
 
 def test_prepare_loads_the_device_code(entry):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tilewheel.errors import ManifestError
-from tilewheel.manifest import Argument, dump, parse, read
+from tilewheel.manifest import Argument, Library, dump, parse, read
 
 KEY = "topk_gate-num_experts=256-num_topk=8-cuda-sm_90a"
 OTHER = "topk_gate-num_experts=64-num_topk=6-cuda-sm_90a"
@@ -33,7 +33,11 @@ def rejection(tree: dict[str, Any]) -> str:
 
 
 def test_read_is_the_inverse_of_dump(artifact, manifest):
-    described = manifest(artifact(OTHER), artifact(KEY, limits=(("num_experts", 1, 1024),)))
+    described = manifest(
+        artifact(OTHER),
+        artifact(KEY, limits=(("num_experts", 1, 1024),)),
+        libraries=(Library(path="lib/libx.so", sha256="0" * 64, size_bytes=1),),
+    )
     assert parse(dump(described), where="m.json") == described
 
 

@@ -125,6 +125,14 @@ TILEWHEEL_UNUSED static void *data_of(const DLTensor *tensor) {
   return (char *)tensor->data + tensor->byte_offset;
 }
 
+/* A DLPack tensor without strides is row-major. */
+TILEWHEEL_UNUSED static int64_t stride_of(const DLTensor *tensor, int32_t dim) {
+  if (tensor->strides != NULL) return tensor->strides[dim];
+  int64_t stride = 1;
+  for (int32_t i = dim + 1; i < tensor->ndim; ++i) stride *= tensor->shape[i];
+  return stride;
+}
+
 TILEWHEEL_UNUSED static bool is_empty(const DLTensor *tensor) {
   for (int32_t i = 0; i < tensor->ndim; ++i) {
     if (tensor->shape[i] == 0) return true;

@@ -46,34 +46,31 @@ static void adopt_plain_stores(Worker &worker, size_t offset, size_t size) {
     const size_t end = std::min(at + word, worker.ub_bytes);
     bool is_written = false;
     for (size_t i = at; i < end; ++i)
-      is_written |= worker.shadow[i] == kInitialised || worker.ub[i] != kPoison[i % word];
+      is_written |= worker.shadow[i] == kDefined || worker.ub[i] != kPoison[i % word];
     if (!is_written) continue;
     bool has_changed = false;
     for (size_t i = at; i < end; ++i)
-      has_changed |= worker.shadow[i] != kInitialised && worker.ub[i] != kPoison[i % word];
-    if (has_changed) memset(worker.shadow + at, kInitialised, end - at);
+      has_changed |= worker.shadow[i] != kDefined && worker.ub[i] != kPoison[i % word];
+    if (has_changed) memset(worker.shadow + at, kDefined, end - at);
   }
 }
 
-static void check_initialised(Worker &worker, size_t offset, size_t size, Coverage coverage,
-                              const char *what) {
-  const auto is_unset = [](uint8_t byte) { return byte != kInitialised; };
-  uint8_t *const first = worker.shadow + offset, *const last = first + size;
-  if (std::none_of(first, last, is_unset)) return;
-  adopt_plain_stores(worker, offset, size);
-  const auto num_unset = (size_t)std::count_if(first, last, is_unset);
-  if (num_unset == 0 || (coverage == Coverage::any_byte && num_unset < size)) return;
-  const auto where = offset + (size_t)(std::find_if(first, last, is_unset) - first);
-  fail_core(&worker, "%s of %zu bytes at %s: %zu bytes from %s have never been written, must be "
-            "initialised", what, size, describe_ub(worker, offset).text, num_unset,
-            describe_ub(worker, where).text);
-}
-
-void check_ub_read(Core *core, const void *address, size_t size, pipe_t pipe, Coverage coverage) {
+void check_ub_read(Core *core, const void *address, size_t size, pipe_t pipe) {
   Worker &worker = worker_of(core);
-  const char *what = pipe == PIPE_MTE3 ? "dma read" : "vector load";
+  const bool is_dma = pipe == PIPE_MTE3;
+  const char *what = is_dma ? "dma read" : "vector load";
   const size_t offset = checked_offset(worker, address, size, what);
-  check_initialised(worker, offset, size, coverage, what);
+  const auto is_undefined = [](uint8_t byte) { return byte != kDefined; };
+  const uint8_t *const first = worker.shadow + offset, *const last = first + size;
+  if (std::any_of(first, last, is_undefined)) adopt_plain_stores(worker, offset, size);
+  if (is_dma) {
+    const auto count = (size_t)std::count_if(first, last, is_undefined);
+    const auto where = offset + (size_t)(std::find_if(first, last, is_undefined) - first);
+    if (count != 0)
+      fail_core(core, "dma read of %zu bytes at %s: %zu bytes from offset %zu on have no defined "
+                "value, must be written before", size, describe_ub(worker, offset).text, count,
+                where);
+  }
   if (worker.detects_races) record_access(worker, offset, nullptr, size, pipe, false);
 }
 
@@ -90,7 +87,7 @@ void check_ub_write(Core *core, const void *address, const uint8_t *bytes, size_
   const size_t offset = checked_offset(worker, (const unsigned char *)address + begin, end - begin,
                                        pipe == PIPE_MTE2 ? "dma write" : "vector store");
   for (size_t i = 0; i < end - begin; ++i)
-    if (!bytes || bytes[i]) worker.shadow[offset + i] = kInitialised;
+    if (!bytes || bytes[i]) worker.shadow[offset + i] = kDefined;
   if (worker.detects_races) record_access(worker, offset, bytes, end - begin, pipe, true);
 }
 
@@ -220,7 +217,7 @@ static void store_burst(Worker &worker, const Dma &dma, const unsigned char *ub,
                         unsigned char *gm) {
   const auto size = (size_t)dma.burst_bytes;
   check_gm(worker, gm, size, true);
-  check_ub_read(&worker, ub, size, PIPE_MTE3, Coverage::every_byte);
+  check_ub_read(&worker, ub, size, PIPE_MTE3);
   if (worker.atomic_op == AtomicOp::none) {
     memcpy(gm, ub, size);
     return;

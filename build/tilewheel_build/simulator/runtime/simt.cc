@@ -20,7 +20,6 @@ static thread_local Worker *running_worker;
 static void yield(Worker &worker) {
   SimtThread &thread = *worker.simt.running;
   switch_context(thread.context, worker.simt.scheduler);
-  worker.line = thread.line;
 }
 
 static void thread_entry() {
@@ -58,17 +57,16 @@ static void resume(Worker &worker, SimtThread &thread) {
   Simt &simt = worker.simt;
   simt.running = &thread;
   worker.thread = thread.index;
+  worker.line = thread.line;
   switch_context(simt.scheduler, thread.context);
+  simt.running = nullptr;  // from here on the block's own stack is in use
   if (simt.is_abandoned) {
     simt.is_abandoned = false;
-    simt.running = nullptr;
-    abandon_block(worker);  // now on the block's own stack
+    abandon_block(worker);
   }
-  if (*canary_of(simt, (size_t)(&thread - simt.threads)) != kStackCanary) {
-    simt.running = nullptr;
+  if (*canary_of(simt, (size_t)(&thread - simt.threads)) != kStackCanary)
     fail_core(&worker, "simt thread %zu has overrun its stack, must need less than %zu bytes",
               (size_t)(&thread - simt.threads), kStackBytes);
-  }
 }
 
 template <typename T>
@@ -204,6 +202,7 @@ void run_simt(Core *core, Dim3 extent, void (*body)(void *), void *arguments) {
     thread.index = {(unsigned)(i % extent.x), (unsigned)(i / extent.x % extent.y),
                     (unsigned)(i / extent.x / extent.y)};
     thread.state = ThreadState::ready;
+    thread.line = line;
     *canary_of(simt, i) = kStackCanary;
     prepare_context(thread.context, simt.stacks + i * kStackBytes, kStackBytes, thread_entry);
   }
@@ -211,7 +210,6 @@ void run_simt(Core *core, Dim3 extent, void (*body)(void *), void *arguments) {
     for (size_t first = 0; first < count; first += kWarpLanes)
       run_warp(worker, &simt.threads[first], std::min<size_t>(kWarpLanes, count - first));
   } while (!pass_barrier(worker));
-  simt.running = nullptr;
   worker.line = line;
   if (worker.detects_races) end_simt_races(worker);
 }

@@ -21,9 +21,6 @@ inline constexpr int kMaxResidentBlocks = 512;  // of a kernel with a cross-core
 inline constexpr size_t kMaxRegions = 64;
 inline constexpr size_t kMessageBytes = 2048;
 
-// Uninitialised UB. Read as fp32, fp16 or bf16 every word is a NaN, so that a value which escapes
-// the checks spoils the result.
-inline constexpr uint8_t kPoison[4] = {0xa7, 0xff, 0xd3, 0xff};
 // Written behind the last UB byte of the kernel, to notice stores of scalar and SIMT code there.
 inline constexpr uint8_t kGuard = 0xc9;
 inline constexpr size_t kGuardBytes = 8192;
@@ -153,7 +150,7 @@ void abandon_block(Worker &worker) __attribute__((noreturn));
 void run_launch(Launch &launch, int max_threads);
 
 // memory.cc
-void check_ub_read(Core *core, const void *address, size_t size, pipe_t pipe, Coverage coverage);
+void check_ub_read(Core *core, const void *address, size_t size, pipe_t pipe);
 void check_ub_write(Core *core, const void *address, const uint8_t *bytes, size_t size,
                     pipe_t pipe);
 void run_dma(Core *core, const Dma *dma);

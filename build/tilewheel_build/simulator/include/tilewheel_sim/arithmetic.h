@@ -51,7 +51,7 @@ inline T shift_right(T value, S count) {
     sim::map(dst, mask, [&](int i) -> T {                                                   \
       const C x = (C)a.lane[i], y = (C)b.lane[i];                                           \
       return (T)(expression);                                                               \
-    });                                                                                     \
+    }, a, b);                                                                               \
   }                                                                                         \
   TILEWHEEL_SIM_MODE2(global, api)
 #define TILEWHEEL_SIM_SCALAR(api, global, expression)                                       \
@@ -63,7 +63,7 @@ inline T shift_right(T value, S count) {
     sim::map(dst, mask, [&](int i) -> T {                                                   \
       const C x = (C)a.lane[i];                                                             \
       return (T)(expression);                                                               \
-    });                                                                                     \
+    }, a);                                                                                  \
   }                                                                                         \
   TILEWHEEL_SIM_MODE2(global, api)
 #define TILEWHEEL_SIM_UNARY(api, global, expression)                                        \
@@ -73,7 +73,7 @@ inline T shift_right(T value, S count) {
     sim::map(dst, mask, [&](int i) -> T {                                                   \
       const C x = (C)a.lane[i];                                                             \
       return (T)(expression);                                                               \
-    });                                                                                     \
+    }, a);                                                                                  \
   }                                                                                         \
   template <typename T, typename Mode>                                                      \
   inline void global(sim::Register<T> &dst, const sim::Register<T> &a, vector_bool mask, Mode) { \
@@ -125,7 +125,7 @@ TILEWHEEL_SIM_UNARY(asc_abs, vabs, [](C v) {
                   vector_bool mask) {                                                       \
     sim::map(dst, mask, [&](int i) -> T {                                                   \
       return sim::bitwise(a.lane[i], b.lane[i], [](auto x, auto y) { return x op y; });     \
-    });                                                                                     \
+    }, a, b);                                                                               \
   }                                                                                         \
   inline void api(vector_bool &dst, vector_bool a, vector_bool b, vector_bool mask) {       \
     for (int k = 0; k < 4; ++k) dst.word[k] = (a.word[k] op b.word[k]) & mask.word[k];      \
@@ -140,7 +140,7 @@ template <typename T>
 inline void asc_not(sim::Register<T> &dst, const sim::Register<T> &a, vector_bool mask) {
   sim::map(dst, mask, [&](int i) -> T {
     return sim::bitwise(a.lane[i], a.lane[i], [](auto x, auto) { return ~x; });
-  });
+  }, a);
 }
 template <typename T, typename Mode>
 inline void vnot(sim::Register<T> &dst, const sim::Register<T> &a, vector_bool mask, Mode) {
@@ -159,12 +159,12 @@ inline void asc_not(vector_bool &dst, vector_bool a, vector_bool mask) {
   template <typename T, typename U>                                                         \
   inline void api(sim::Register<T> &dst, const sim::Register<T> &a, const sim::Register<U> &b, \
                   vector_bool mask) {                                                       \
-    sim::map(dst, mask, [&](int i) -> T { return f(a.lane[i], b.lane[i]); });               \
+    sim::map(dst, mask, [&](int i) -> T { return f(a.lane[i], b.lane[i]); }, a, b);         \
   }                                                                                         \
   template <typename T>                                                                     \
   inline void scalar_api(sim::Register<T> &dst, const sim::Register<T> &a, int count,       \
                          vector_bool mask) {                                                \
-    sim::map(dst, mask, [&](int i) -> T { return f(a.lane[i], count); });                   \
+    sim::map(dst, mask, [&](int i) -> T { return f(a.lane[i], count); }, a);                \
   }                                                                                         \
   TILEWHEEL_SIM_MODE2(global, api)                                                          \
   TILEWHEEL_SIM_MODE2(scalar_global, scalar_api)
@@ -180,7 +180,7 @@ template <typename T>
 inline void asc_exp_sub(sim::Register<T> &dst, const sim::Register<T> &a,
                         const sim::Register<T> &b, vector_bool mask) {
   sim::map(dst, mask,
-           [&](int i) -> T { return (T)sim::exp_f32((float)a.lane[i] - (float)b.lane[i]); });
+           [&](int i) -> T { return (T)sim::exp_f32((float)a.lane[i] - (float)b.lane[i]); }, a, b);
 }
 template <typename T, typename S>
 inline void asc_leakyrelu(sim::Register<T> &dst, const sim::Register<T> &a, S slope,
@@ -188,7 +188,7 @@ inline void asc_leakyrelu(sim::Register<T> &dst, const sim::Register<T> &a, S sl
   sim::map(dst, mask, [&](int i) -> T {
     const float x = a.lane[i];
     return (T)(x >= 0 ? x : x * (float)slope);
-  });
+  }, a);
 }
 template <typename T>
 inline void asc_prelu(sim::Register<T> &dst, const sim::Register<T> &a,
@@ -196,7 +196,7 @@ inline void asc_prelu(sim::Register<T> &dst, const sim::Register<T> &a,
   sim::map(dst, mask, [&](int i) -> T {
     const float x = a.lane[i];
     return (T)(x >= 0 ? x : x * (float)slope.lane[i]);
-  });
+  }, a, slope);
 }
 
 // dst = dst + a * b
@@ -207,7 +207,7 @@ inline void vmula(sim::Register<T> &dst, const sim::Register<T> &a, const sim::R
   sim::Register<T> result;
   sim::map(result, mask, [&](int i) -> T {
     return sim::fused_multiply_add<T>(a.lane[i], b.lane[i], old.lane[i]);
-  });
+  }, a, b, old);
   if constexpr (sim::is_merging<Mode>)
     sim::merge(dst, result, mask);
   else
@@ -221,7 +221,7 @@ inline void vmadd(sim::Register<T> &dst, const sim::Register<T> &a, const sim::R
   sim::Register<T> result;
   sim::map(result, mask, [&](int i) -> T {
     return sim::fused_multiply_add<T>(old.lane[i], a.lane[i], b.lane[i]);
-  });
+  }, a, b, old);
   if constexpr (sim::is_merging<Mode>)
     sim::merge(dst, result, mask);
   else
@@ -239,7 +239,7 @@ inline void asc_axpy(sim::Register<T> &dst, const sim::Register<T> &a, S scalar,
   const sim::Register<T> old = dst;
   sim::map(dst, mask, [&](int i) -> T {
     return sim::fused_multiply_add<T>(a.lane[i], (T)scalar, old.lane[i]);
-  });
+  }, a, old);
 }
 
 #define TILEWHEEL_SIM_CARRY(api, expression)                                              \
@@ -251,7 +251,7 @@ inline void asc_axpy(sim::Register<T> &dst, const sim::Register<T> &a, S scalar,
       const uint64_t sum = expression;                                                    \
       sim::activate<4>(carry, i, (sum >> 32) & 1);                                        \
       return (uint32_t)sum;                                                               \
-    });                                                                                   \
+    }, a, b);                                                                             \
   }
 TILEWHEEL_SIM_CARRY(asc_addc, x + y + c)
 TILEWHEEL_SIM_CARRY(asc_subc, x + (uint32_t)~y + c)
@@ -270,8 +270,9 @@ inline void asc_mull(sim::Register<T> &low, sim::Register<T> &high, const sim::R
                      const sim::Register<T> &b, vector_bool mask) {
   using Wide = std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>;
   sim::Register<T> l, h;
-  sim::map(l, mask, [&](int i) { return (T)((Wide)a.lane[i] * (Wide)b.lane[i]); });
-  sim::map(h, mask, [&](int i) { return (T)(((Wide)a.lane[i] * (Wide)b.lane[i]) >> 32); });
+  sim::map(l, mask, [&](int i) { return (T)((Wide)a.lane[i] * (Wide)b.lane[i]); }, a, b);
+  sim::map(h, mask, [&](int i) { return (T)(((Wide)a.lane[i] * (Wide)b.lane[i]) >> 32); },
+           a, b);
   low = l;
   high = h;
 }
@@ -281,33 +282,40 @@ inline void asc_duplicate_scalar(sim::Register<T> &dst, S scalar, vector_bool ma
   const T value = (T)scalar;
   sim::map(dst, mask, [&](int) { return value; });
 }
+namespace sim {
+template <typename T>
+inline void duplicate_lane(Register<T> &dst, const Register<T> &a, int lane,
+                           const vector_bool &mask) {
+  const T value = a.lane[lane];
+  const bool undefined = is_undefined(a, lane);
+  map(dst, mask, [&](int) { return value; });
+  if (undefined) dst.undefined = active_bytes<sizeof(T)>(mask);
+}
+}  // namespace sim
 template <typename T>
 inline void asc_duplicate(sim::Register<T> &dst, const sim::Register<T> &a, vector_bool mask) {
-  const T value = a.lane[0];
-  sim::map(dst, mask, [&](int) { return value; });
+  sim::duplicate_lane(dst, a, 0, mask);
 }
 template <typename T>
 inline void asc_duplicate_highest(sim::Register<T> &dst, const sim::Register<T> &a,
                                   vector_bool mask) {
-  const T value = a.lane[sim::Register<T>::lanes - 1];
-  sim::map(dst, mask, [&](int) { return value; });
+  sim::duplicate_lane(dst, a, sim::Register<T>::lanes - 1, mask);
 }
 template <typename T, typename S>
 inline void asc_arange(sim::Register<T> &dst, S start) {
   for (int i = 0; i < sim::Register<T>::lanes; ++i) dst.lane[i] = (T)(start + (S)i);
+  dst.undefined = sim::kNone;
 }
 template <typename T, typename S>
 inline void asc_arange_descend(sim::Register<T> &dst, S start) {
   for (int i = 0; i < sim::Register<T>::lanes; ++i) dst.lane[i] = (T)(start - (S)i);
+  dst.undefined = sim::kNone;
 }
 
 template <typename T>
 inline void asc_select(sim::Register<T> &dst, const sim::Register<T> &a,
                        const sim::Register<T> &b, vector_bool mask) {
-  sim::Register<T> result;
-  for (int i = 0; i < sim::Register<T>::lanes; ++i)
-    result.lane[i] = sim::is_active<sizeof(T)>(mask, i) ? a.lane[i] : b.lane[i];
-  dst = result;
+  sim::select(dst, a, b, mask);
 }
 inline void asc_select(vector_bool &dst, vector_bool a, vector_bool b, vector_bool mask) {
   for (int k = 0; k < 4; ++k)

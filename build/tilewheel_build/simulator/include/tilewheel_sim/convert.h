@@ -149,6 +149,8 @@ inline void vcvt(sim::Register<D> &dst, const sim::Register<S> &src, vector_bool
       const uint32_t high = sim::encode<Format, Controls::rounding>((float)src.lane[2 * i + 1]);
       const bool active = sim::is_active<4>(mask, i);
       result.lane[4 * i + part].bits = active ? (uint8_t)(low | high << 4) : uint8_t(0);
+      if (active)
+        for (int j = 0; j < 2; ++j) sim::carry_undefined(result, 4 * i + part, src, 2 * i + j);
     }
   } else if constexpr (sim::is_fp4_pair<S>) {
     using Format = typename S::format;
@@ -157,6 +159,7 @@ inline void vcvt(sim::Register<D> &dst, const sim::Register<S> &src, vector_bool
       const uint8_t pair = src.lane[4 * i + part].bits;
       result.lane[2 * i] = D(sim::decode<Format>(pair & 15));
       result.lane[2 * i + 1] = D(sim::decode<Format>(pair >> 4));
+      for (int j = 0; j < 2; ++j) sim::carry_undefined(result, 2 * i + j, src, 4 * i + part);
     }
   } else if constexpr (sizeof(D) >= sizeof(S)) {
     constexpr int ratio = sizeof(D) / sizeof(S);
@@ -164,6 +167,10 @@ inline void vcvt(sim::Register<D> &dst, const sim::Register<S> &src, vector_bool
     sim::map(result, mask, [&](int i) {
       return sim::convert_element<D, Controls>(src.lane[ratio * i + first]);
     });
+    if (sim::any(src.undefined)) [[unlikely]]
+      for (int i = 0; i < sim::Register<D>::lanes; ++i)
+        if (sim::is_active<sizeof(D)>(mask, i))
+          sim::carry_undefined(result, i, src, ratio * i + first);
   } else {
     constexpr int ratio = sizeof(S) / sizeof(D);
     if (sim::is_full<sizeof(S)>(mask)) [[likely]] {
@@ -174,6 +181,10 @@ inline void vcvt(sim::Register<D> &dst, const sim::Register<S> &src, vector_bool
         if (sim::is_active<sizeof(S)>(mask, i))
           result.lane[ratio * i + part] = sim::convert_element<D, Controls>(src.lane[i]);
     }
+    if (sim::any(src.undefined)) [[unlikely]]
+      for (int i = 0; i < sim::Register<S>::lanes; ++i)
+        if (sim::is_active<sizeof(S)>(mask, i))
+          sim::carry_undefined(result, ratio * i + part, src, i);
   }
   dst = result;
 }

@@ -28,16 +28,16 @@ inline constexpr int kNumLocks = 32;
 inline constexpr int kWarpLanes = 32;
 inline constexpr size_t kBlockBytes = 32;        // the unit of DMA alignment
 inline constexpr size_t kUbBytes = 248 * 1024;   // unified buffer of one dav-3510 vector core
-inline constexpr uint8_t kInitialised = 0xff;    // value of a shadow byte
+inline constexpr uint8_t kDefined = 0xff;        // shadow of a UB byte that has a value
+
+// UB bytes without a value. Read as fp32, fp16 or bf16 every word is a NaN, so that one which
+// escapes the checks spoils the result.
+inline constexpr uint8_t kPoison[4] = {0xa7, 0xff, 0xd3, 0xff};
 
 enum class WarpOp : int { add_f32, max_f32, min_f32, add_i32, max_i32, min_i32,
                           max_u32, min_u32, shuffle_xor, ballot };
 enum class AtomicOp : int { none, add, max, min };
 enum class AtomicType : int { f32, f16, bf16, s32, s16, s8 };
-
-// How much of a read must have been written before. A register load always moves 256 bytes, so
-// the tail of a short row is legitimately undefined there and selected away later.
-enum class Coverage : int { every_byte, any_byte };
 
 enum class DmaDirection : int { gm_to_ub, ub_to_gm };
 struct Dma {
@@ -64,7 +64,7 @@ struct Core;
 // What the runtime library does for kernel code. Everything here is off the hot path.
 struct Runtime {
   void (*fail)(Core *core, const char *format, ...) __attribute__((noreturn, format(printf, 2, 3)));
-  void (*check_read)(Core *core, const void *address, size_t size, pipe_t pipe, Coverage coverage);
+  void (*check_read)(Core *core, const void *address, size_t size, pipe_t pipe);
   void (*check_write)(Core *core, const void *address, const uint8_t *bytes, size_t size,
                       pipe_t pipe);
   void (*dma)(Core *core, const Dma *dma);
@@ -84,7 +84,7 @@ struct Runtime {
 struct Core {
   const Runtime *runtime;
   unsigned char *ub;
-  uint8_t *shadow;  // one byte for each UB byte: kInitialised or 0
+  uint8_t *shadow;  // one byte for each UB byte: kDefined or 0
   size_t ub_bytes;
   size_t ub_high_water;
   int block;

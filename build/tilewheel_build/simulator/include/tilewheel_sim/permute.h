@@ -34,6 +34,10 @@ inline void find_extreme(Register<T> &dst, const Register<T> &a, vector_bool mas
       result.lane[1] = std::bit_cast<T>((Bits)best);
     }
   }
+  if (has_undefined(a, mask)) {
+    make_undefined(result, 0);
+    make_undefined(result, 1);
+  }
   dst = result;
 }
 
@@ -50,6 +54,7 @@ inline void reduce_blocks(Register<T> &dst, const Register<T> &a, vector_bool ma
       if (!is_active<sizeof(T)>(mask, i)) continue;
       value = any ? f(value, (C)a.lane[i]) : (C)a.lane[i];
       any = true;
+      carry_undefined(result, block, a, i);
     }
     result.lane[block] = (T)value;
   }
@@ -66,6 +71,7 @@ inline void asc_reduce_sum(sim::Register<D> &dst, const sim::Register<T> &a, vec
     term[i] = sim::is_active<sizeof(T)>(mask, i) ? (C)a.lane[i] : C(0);
   sim::Register<D> result = sim::zeros<D>();
   result.lane[0] = (D)sim::tree_sum(term);
+  if (sim::has_undefined(a, mask)) sim::make_undefined(result, 0);
   dst = result;
 }
 template <typename T>
@@ -98,8 +104,11 @@ inline void asc_pair_reduce_sum(sim::Register<T> &dst, const sim::Register<T> &a
   sim::Register<T> result = sim::zeros<T>();
   for (int i = 0; i < sim::Register<T>::lanes / 2; ++i) {
     float pair[2];
-    for (int j = 0; j < 2; ++j)
-      pair[j] = sim::is_active<sizeof(T)>(mask, 2 * i + j) ? (float)a.lane[2 * i + j] : 0.0f;
+    for (int j = 0; j < 2; ++j) {
+      const bool active = sim::is_active<sizeof(T)>(mask, 2 * i + j);
+      pair[j] = active ? (float)a.lane[2 * i + j] : 0.0f;
+      if (active) sim::carry_undefined(result, i, a, 2 * i + j);
+    }
     result.lane[i] = (T)(pair[0] + pair[1]);
   }
   dst = result;
@@ -109,8 +118,11 @@ template <typename T>
 inline void asc_squeeze(sim::Register<T> &dst, const sim::Register<T> &a, vector_bool mask) {
   sim::Register<T> result = sim::zeros<T>();
   int count = 0;
-  for (int i = 0; i < sim::Register<T>::lanes; ++i)
-    if (sim::is_active<sizeof(T)>(mask, i)) result.lane[count++] = a.lane[i];
+  for (int i = 0; i < sim::Register<T>::lanes; ++i) {
+    if (!sim::is_active<sizeof(T)>(mask, i)) continue;
+    sim::carry_undefined(result, count, a, i);
+    result.lane[count++] = a.lane[i];
+  }
   dst = result;
 }
 // The number of active lanes before each lane.
@@ -121,6 +133,7 @@ inline void asc_unsqueeze(sim::Register<T> &dst, vector_bool mask) {
     dst.lane[i] = (T)count;
     count += sim::is_active<sizeof(T)>(mask, i);
   }
+  dst.undefined = sim::kNone;
 }
 
 template <typename T>
@@ -134,6 +147,14 @@ inline void asc_intlv(sim::Register<T> &dst0, sim::Register<T> &dst1, const sim:
     r1.lane[2 * i] = a.lane[half + i];
     r1.lane[2 * i + 1] = b.lane[half + i];
   }
+  r0.undefined = r1.undefined = sim::kNone;
+  if (sim::any(a.undefined | b.undefined)) [[unlikely]]
+    for (int i = 0; i < half; ++i) {
+      sim::carry_undefined(r0, 2 * i, a, i);
+      sim::carry_undefined(r0, 2 * i + 1, b, i);
+      sim::carry_undefined(r1, 2 * i, a, half + i);
+      sim::carry_undefined(r1, 2 * i + 1, b, half + i);
+    }
   dst0 = r0;
   dst1 = r1;
 }
@@ -148,6 +169,14 @@ inline void asc_deintlv(sim::Register<T> &dst0, sim::Register<T> &dst1, const si
     r1.lane[i] = a.lane[2 * i + 1];
     r1.lane[half + i] = b.lane[2 * i + 1];
   }
+  r0.undefined = r1.undefined = sim::kNone;
+  if (sim::any(a.undefined | b.undefined)) [[unlikely]]
+    for (int i = 0; i < half; ++i) {
+      sim::carry_undefined(r0, i, a, 2 * i);
+      sim::carry_undefined(r0, half + i, b, 2 * i);
+      sim::carry_undefined(r1, i, a, 2 * i + 1);
+      sim::carry_undefined(r1, half + i, b, 2 * i + 1);
+    }
   dst0 = r0;
   dst1 = r1;
 }
@@ -158,15 +187,20 @@ template <typename D, typename S>
 inline void pack(Register<D> &dst, const Register<S> &a, int first) {
   static_assert(sizeof(S) == 2 * sizeof(D));
   Register<D> result = zeros<D>();
-  for (int i = 0; i < Register<S>::lanes; ++i)
+  for (int i = 0; i < Register<S>::lanes; ++i) {
     memcpy((void *)&result.lane[first + i], &a.lane[i], sizeof(D));
+    carry_undefined(result, first + i, a, i);
+  }
   dst = result;
 }
 template <typename D, typename S>
 inline void unpack(Register<D> &dst, const Register<S> &a, int first) {
   static_assert(sizeof(D) == 2 * sizeof(S));
-  Register<D> result;
-  for (int i = 0; i < Register<D>::lanes; ++i) result.lane[i] = (D)a.lane[first + i];
+  Register<D> result = zeros<D>();
+  for (int i = 0; i < Register<D>::lanes; ++i) {
+    result.lane[i] = (D)a.lane[first + i];
+    carry_undefined(result, i, a, first + i);
+  }
   dst = result;
 }
 // dst bit `to + i * to_step` = src bit `from + i * from_step`.
@@ -244,9 +278,13 @@ template <typename T, typename I>
 inline void asc_gather(sim::Register<T> &dst, const sim::Register<T> &a,
                        const sim::Register<I> &index) {
   static_assert(sizeof(T) == sizeof(I));
-  sim::Register<T> result;
-  for (int i = 0; i < sim::Register<T>::lanes; ++i)
-    result.lane[i] = a.lane[(uint64_t)index.lane[i] % sim::Register<T>::lanes];
+  sim::Register<T> result = sim::zeros<T>();
+  for (int i = 0; i < sim::Register<T>::lanes; ++i) {
+    const int from = (int)((uint64_t)index.lane[i] % sim::Register<T>::lanes);
+    result.lane[i] = a.lane[from];
+    sim::carry_undefined(result, i, a, from);
+    sim::carry_undefined(result, i, index, i);
+  }
   dst = result;
 }
 
@@ -257,12 +295,14 @@ inline void for_each_bin_value(const vector_u8 &src, const vector_bool &mask, F 
     if (is_active<1>(mask, i)) f((int)src.lane[i]);
 }
 inline void count_values(vector_u16 &dst, const vector_u8 &src, const vector_bool &mask, int first) {
+  if (has_undefined(src, mask)) dst.undefined = ~kNone;
   for_each_bin_value(src, mask, [&](int value) {
     if (value >= first && value < first + 128) ++dst.lane[value - first];
   });
 }
 inline void count_cumulatively(vector_u16 &dst, const vector_u8 &src, const vector_bool &mask,
                                int first) {
+  if (has_undefined(src, mask)) dst.undefined = ~kNone;
   for_each_bin_value(src, mask, [&](int value) {
     for (int bin = value < first ? 0 : value - first; bin < 128; ++bin) ++dst.lane[bin];
   });

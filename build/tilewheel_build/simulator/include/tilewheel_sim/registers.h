@@ -1,21 +1,44 @@
 // Vector and predicate registers, masks, and the tag objects that select instruction variants.
 #pragma once
 
+#include <array>
 #include <cstring>
 #include <type_traits>
 
 #include "tilewheel_sim/check.h"
 #include "tilewheel_sim/scalar_types.h"
 
+// 256 predicate bits, one for each register byte. An element is active if the bit of its first
+// byte is set; instructions of a given width neither read nor set the bits in between.
+struct vector_bool {
+  uint64_t word[4];
+};
+inline vector_bool operator&(const vector_bool &a, const vector_bool &b) {
+  return {{a.word[0] & b.word[0], a.word[1] & b.word[1], a.word[2] & b.word[2],
+           a.word[3] & b.word[3]}};
+}
+inline vector_bool operator|(const vector_bool &a, const vector_bool &b) {
+  return {{a.word[0] | b.word[0], a.word[1] | b.word[1], a.word[2] | b.word[2],
+           a.word[3] | b.word[3]}};
+}
+inline vector_bool operator~(const vector_bool &a) {
+  return {{~a.word[0], ~a.word[1], ~a.word[2], ~a.word[3]}};
+}
+
 namespace sim {
 
 inline constexpr int kRegisterBytes = 256;
 
+// `undefined` has a bit for each byte without a value: of a register that was never written, or
+// loaded from UB that was never written. Instructions carry the bits from operands to results, stores
+// carry them back to UB, and DMA refuses to move such bytes to GM. Predicates carry none.
 template <typename T>
 struct alignas(64) Register {
   using element = T;
   static constexpr int lanes = kRegisterBytes / sizeof(T);
   T lane[lanes];
+  vector_bool undefined;
+  Register() : undefined{{~0ull, ~0ull, ~0ull, ~0ull}} {}
 };
 
 // Arithmetic on 16-bit floats is done in fp32 and rounded once.
@@ -48,12 +71,6 @@ using vector_int32_t = vector_s32;
 using vector_float = vector_f32;
 using vector_half = vector_f16;
 
-// 256 predicate bits, one for each register byte. An element is active if the bit of its first
-// byte is set; instructions of a given width neither read nor set the bits in between.
-struct vector_bool {
-  uint64_t word[4];
-};
-
 namespace sim {
 
 template <int Width>
@@ -85,24 +102,37 @@ inline vector_bool first_lanes(int64_t count) {
   return mask;
 }
 
-// dst[lane] = f(lane) where the mask is active, else zero. `dst` may be an operand of `f`.
-template <typename T, typename F>
-__attribute__((always_inline)) inline void map(Register<T> &dst, const vector_bool &mask, F f) {
-  constexpr int width = sizeof(T);
-  Register<T> result;
-  if (is_full<width>(mask)) [[likely]] {
-    for (int i = 0; i < Register<T>::lanes; ++i) result.lane[i] = f(i);
-  } else {
-    for (int i = 0; i < Register<T>::lanes; ++i)
-      result.lane[i] = is_active<width>(mask, i) ? (T)f(i) : std::bit_cast<T>(Register<T>{}.lane[0]);
-  }
-  dst = result;
+// The predicate with every byte of each active element set.
+template <int Width>
+inline vector_bool active_bytes(const vector_bool &mask) {
+  constexpr uint64_t spread = Width == 1 ? 1 : Width == 2 ? 3 : Width == 4 ? 15 : 255;
+  vector_bool bytes;
+  for (int k = 0; k < 4; ++k) bytes.word[k] = (mask.word[k] & kElementBits<Width>) * spread;
+  return bytes;
 }
+inline bool any(const vector_bool &bits) {
+  return (bits.word[0] | bits.word[1] | bits.word[2] | bits.word[3]) != 0;
+}
+inline constexpr vector_bool kNone{};
 
 template <typename T>
-inline void merge(Register<T> &dst, const Register<T> &result, const vector_bool &mask) {
-  for (int i = 0; i < Register<T>::lanes; ++i)
-    if (is_active<sizeof(T)>(mask, i)) dst.lane[i] = result.lane[i];
+inline bool is_undefined(const Register<T> &value, int lane) {
+  const int bit = lane * (int)sizeof(T);
+  return (value.undefined.word[bit >> 6] >> (bit & 63)) & ((1ull << sizeof(T)) - 1);
+}
+template <typename T>
+inline void make_undefined(Register<T> &value, int lane) {
+  const int bit = lane * (int)sizeof(T);
+  value.undefined.word[bit >> 6] |= ((1ull << sizeof(T)) - 1) << (bit & 63);
+}
+// For permutations: result lane `to` has what lane `from` of `source` has.
+template <typename T, typename S>
+inline void carry_undefined(Register<T> &result, int to, const Register<S> &source, int from) {
+  if (is_undefined(source, from)) make_undefined(result, to);
+}
+template <typename T>
+inline bool has_undefined(const Register<T> &value, const vector_bool &mask) {
+  return any(value.undefined & active_bytes<sizeof(T)>(mask));
 }
 
 template <typename T>
@@ -110,6 +140,42 @@ inline Register<T> zeros() {
   Register<T> result;
   memset((void *)&result, 0, sizeof result);
   return result;
+}
+
+// dst[lane] = f(lane) where the mask is active, else zero. The operands that `f` reads by lane are
+// listed; `dst` may be one of them.
+template <typename T, typename F, typename... Operands>
+__attribute__((always_inline)) inline void map(Register<T> &dst, const vector_bool &mask, F f,
+                                               const Operands &...operands) {
+  constexpr int width = sizeof(T);
+  Register<T> result;
+  const vector_bool undefined = (kNone | ... | operands.undefined);
+  if (is_full<width>(mask)) [[likely]] {
+    for (int i = 0; i < Register<T>::lanes; ++i) result.lane[i] = f(i);
+    result.undefined = undefined;
+  } else {
+    constexpr std::array<unsigned char, width> zero{};
+    for (int i = 0; i < Register<T>::lanes; ++i)
+      result.lane[i] = is_active<width>(mask, i) ? (T)f(i) : std::bit_cast<T>(zero);
+    result.undefined = undefined & active_bytes<width>(mask);
+  }
+  dst = result;
+}
+
+// dst[lane] = mask[lane] ? a[lane] : b[lane]
+template <typename T>
+inline void select(Register<T> &dst, const Register<T> &a, const Register<T> &b,
+                   const vector_bool &mask) {
+  Register<T> result;
+  for (int i = 0; i < Register<T>::lanes; ++i)
+    result.lane[i] = is_active<sizeof(T)>(mask, i) ? a.lane[i] : b.lane[i];
+  const vector_bool bytes = active_bytes<sizeof(T)>(mask);
+  result.undefined = (a.undefined & bytes) | (b.undefined & ~bytes);
+  dst = result;
+}
+template <typename T>
+inline void merge(Register<T> &dst, const Register<T> &result, const vector_bool &mask) {
+  select(dst, result, dst, mask);
 }
 
 // Tags: empty types, so that `if constexpr (part == HIGHER)` of TileLang's headers is a constant.

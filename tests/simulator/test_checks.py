@@ -1,0 +1,332 @@
+"""Violations of the execution model: each is an error of the launch that says where and what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+FLAGS = """
+extern "C" __global__ __vector__ void double_set(__gm__ float *x) {
+  asc_sync_notify(PIPE_V, PIPE_MTE2, static_cast<event_t>(1));
+  asc_sync_notify(PIPE_V, PIPE_MTE2, static_cast<event_t>(1));
+}
+extern "C" __global__ __vector__ void wait_on_unset(__gm__ float *x) {
+  asc_sync_notify(PIPE_V, PIPE_MTE2, static_cast<event_t>(0));
+  asc_sync_wait(PIPE_V, PIPE_MTE2, static_cast<event_t>(0));
+  asc_sync_wait(PIPE_V, PIPE_MTE2, static_cast<event_t>(0));
+}
+extern "C" __global__ __vector__ void left_set(__gm__ float *x) {
+  asc_sync_notify(PIPE_MTE2, PIPE_V, static_cast<event_t>(3));
+}
+extern "C" __global__ __vector__ void bad_event(__gm__ float *x) {
+  asc_sync_notify(PIPE_MTE2, PIPE_V, static_cast<event_t>(8));
+}
+extern "C" __global__ __vector__ void one_pipe(__gm__ float *x) {
+  asc_sync_notify(PIPE_V, PIPE_V, static_cast<event_t>(0));
+}
+extern "C" __global__ __vector__ void lock_twice(__gm__ float *x) {
+  asc_lock(PIPE_V, 2, ASC_LOCK_BLOCK);
+  asc_lock(PIPE_MTE2, 2, ASC_LOCK_BLOCK);
+}
+extern "C" __global__ __vector__ void unlock_foreign(__gm__ float *x) {
+  asc_lock(PIPE_V, 2, ASC_LOCK_BLOCK);
+  asc_unlock(PIPE_MTE2, 2, ASC_LOCK_BLOCK);
+}
+extern "C" __global__ __vector__ void left_locked(__gm__ float *x) {
+  asc_lock(PIPE_V, 2, ASC_LOCK_BLOCK);
+}
+extern "C" __global__ __vector__ void assertion(__gm__ float *x) {
+  device_assert(x == nullptr);
+}
+"""
+
+LOAD = "simd_inst::vlds_norm<float>"
+MEMORY = f"""
+extern "C" __global__ __vector__ void load_beyond(__gm__ float *x, int32_t offset) {{
+  __ubuf__ float *x_ub = (__ubuf__ float *)64;
+  auto v = {LOAD}(x_ub + offset, 0);
+  simd_inst::vsts_1st(v, x_ub, 0, asc_create_mask_b32(PAT_ALL));
+}}
+extern "C" __global__ __vector__ void store_beyond(__gm__ float *x, int32_t offset) {{
+  __ubuf__ float *x_ub = (__ubuf__ float *)64;
+  auto m = asc_create_mask_b32(PAT_ALL);
+  auto v = simd_inst::vdup<float>(1.0f, m, MODE_ZEROING);
+  simd_inst::vsts_norm(v, x_ub + offset, 0, asc_update_mask_b32(3));
+}}
+extern "C" __global__ __vector__ void gather_beyond(__gm__ float *x, int32_t offset) {{
+  __ubuf__ float *x_ub = (__ubuf__ float *)64;
+  auto m = asc_create_mask_b32(PAT_ALL);
+  auto v = simd_inst::vgather2(x_ub, simd_inst::vdup<uint32_t>(offset, m, MODE_ZEROING), m);
+  simd_inst::vsts_1st(v, x_ub, 0, m);
+}}
+extern "C" __global__ __vector__ void dma_in(__gm__ float *x, int32_t offset, int32_t size) {{
+  __ubuf__ uint8_t *x_ub = (__ubuf__ uint8_t *)0;
+  asc_copy_gm2ub_align(x_ub + offset, (__gm__ uint8_t*)(x), 1, size, 0, 0, 0, static_cast<asc_load_l2_cache_mode>(0), size, size);
+}}
+extern "C" __global__ __vector__ void dma_rows(__gm__ float *x, int32_t stride) {{
+  __ubuf__ uint8_t *x_ub = (__ubuf__ uint8_t *)0;
+  asc_copy_gm2ub_align(x_ub, (__gm__ uint8_t*)(x), 2, 16, 0, 0, 0, static_cast<asc_load_l2_cache_mode>(0), 16, stride);
+}}
+extern "C" __global__ __vector__ void dma_out(__gm__ float *x, int32_t written) {{
+  __ubuf__ float *x_ub = (__ubuf__ float *)0;
+  auto m = asc_create_mask_b32(PAT_ALL);
+  simd_inst::vsts_norm(simd_inst::vdup<float>(1.0f, m, MODE_ZEROING), x_ub, 0, asc_update_mask_b32(written));
+  asc_sync();
+  asc_copy_ub2gm_align((__gm__ uint8_t*)(x), (__ubuf__ uint8_t*)x_ub, 1, 64, static_cast<asc_store_l2_cache_mode>(4), 64, 64);
+}}
+extern "C" __global__ __vector__ void computed_from_undefined(__gm__ float *x, int32_t selected) {{
+  __ubuf__ float *x_ub = (__ubuf__ float *)0;
+  auto m = asc_create_mask_b32(PAT_ALL);
+  auto some = asc_update_mask_b32(4);
+  simd_inst::vsts_norm(simd_inst::vdup<float>(1.0f, m, MODE_ZEROING), x_ub, 0, some);
+  auto v = simd_inst::vadds({LOAD}(x_ub, 0), 1.0f, m, MODE_ZEROING);
+  auto w = simd_inst::vsel(v, simd_inst::vdup<float>(7.0f, m, MODE_ZEROING), some);
+  if (selected) {{
+    v = w;
+  }}
+  simd_inst::vsts_norm(v, x_ub, 64, m);
+  asc_sync();
+  asc_copy_ub2gm_align((__gm__ uint8_t*)(x), (__ubuf__ uint8_t*)(x_ub + 64), 1, 64, static_cast<asc_store_l2_cache_mode>(4), 64, 64);
+}}
+extern "C" __global__ __vector__ void scalar_store(__gm__ float *x, int32_t index) {{
+  __ubuf__ float *x_ub = (__ubuf__ float *)0;
+  for (int32_t i = 0; i < 16; ++i) {{
+    x_ub[i] = 2.0f;
+    x_ub[i + index] = 2.0f;
+  }}
+  asc_sync();
+  asc_copy_ub2gm_align((__gm__ uint8_t*)(x), (__ubuf__ uint8_t*)x_ub, 1, 64, static_cast<asc_store_l2_cache_mode>(4), 64, 64);
+}}
+extern "C" __global__ __vector__ void short_row(__gm__ float *x, __gm__ float *y) {{
+  __ubuf__ float *x_ub = (__ubuf__ float *)0;
+  auto m = asc_create_mask_b32(PAT_ALL);
+  simd_inst::vsts_norm(simd_inst::vdup<float>(1.0f, m, MODE_ZEROING), x_ub, 0, m);
+  asc_sync();
+  asc_copy_gm2ub_align((__ubuf__ uint8_t*)x_ub, (__gm__ uint8_t*)(x), 1, 20, 0, 0, 0, static_cast<asc_load_l2_cache_mode>(0), 20, 20);
+  asc_sync();
+  asc_copy_ub2gm_align((__gm__ uint8_t*)(y), (__ubuf__ uint8_t*)x_ub, 1, 64, static_cast<asc_store_l2_cache_mode>(4), 64, 64);
+}}
+extern "C" __global__ __vector__ void padded_row(__gm__ float *x, __gm__ float *y) {{
+  __ubuf__ uint32_t *x_ub = (__ubuf__ uint32_t *)0;
+  float pad = 5.0f;
+  asc_set_copy_pad_val(*reinterpret_cast<uint32_t*>(&pad));
+  asc_copy_gm2ub_align((__ubuf__ uint32_t*)x_ub, (__gm__ uint32_t*)(x), 2, 20, 0, 3, 1, static_cast<asc_load_l2_cache_mode>(0), 20, 32);
+  asc_sync();
+  asc_copy_ub2gm_align((__gm__ uint8_t*)(y), (__ubuf__ uint8_t*)x_ub, 2, 32, static_cast<asc_store_l2_cache_mode>(4), 40, 32);
+}}
+extern "C" __global__ __vector__ void atomic_sum(__gm__ float *x, __gm__ bfloat16_t *y) {{
+  __ubuf__ float *x_ub = (__ubuf__ float *)0;
+  auto m = asc_create_mask_b32(PAT_ALL);
+  simd_inst::vsts_norm(simd_inst::vdup<float>(2.0f, m, MODE_ZEROING), x_ub, 0, m);
+  auto m16 = asc_create_mask_b16(PAT_ALL);
+  simd_inst::vsts_norm(simd_inst::vdup<bfloat16_t>(bfloat16_t(block_idx + 1), m16, MODE_ZEROING), (__ubuf__ bfloat16_t*)(x_ub + 64), 0, m16);
+  asc_sync();
+  asc_set_atomic_add_float();
+  asc_copy_ub2gm_align((__gm__ uint8_t*)(x), (__ubuf__ uint8_t*)x_ub, 1, 64, static_cast<asc_store_l2_cache_mode>(4), 64, 64);
+  asc_set_atomic_max_bfloat();
+  asc_copy_ub2gm_align((__gm__ uint8_t*)(y), (__ubuf__ uint8_t*)(x_ub + 64), 1, 32, static_cast<asc_store_l2_cache_mode>(4), 32, 32);
+  asc_set_atomic_none();
+}}
+"""
+
+
+@pytest.fixture(scope="module")
+def flags(compile_source: Any) -> Any:
+    return compile_source(FLAGS)
+
+
+@pytest.fixture(scope="module")
+def memory(compile_source: Any) -> Any:
+    return compile_source(MEMORY)
+
+
+def error_of(program: Any, name: str, *values: Any, **options: Any) -> str:
+    with pytest.raises(RuntimeError) as caught:
+        program.run(name, *values, **options)
+    assert type(caught.value).__name__ == "SimulationError"
+    return str(caught.value)
+
+
+ONES = np.ones(64, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "double_set",
+            "asc_sync_notify(PIPE_V, PIPE_MTE2, 1): flag is already set (line 6), must be waited for "
+            "before it is set again",
+        ),
+        (
+            "wait_on_unset",
+            "asc_sync_wait(PIPE_V, PIPE_MTE2, 0): flag is not set, must be set by an earlier "
+            "asc_sync_notify",
+        ),
+        (
+            "left_set",
+            "asc_sync_notify(PIPE_MTE2, PIPE_V, 3): flag is still set when the kernel ends, must be "
+            "waited for",
+        ),
+        (
+            "bad_event",
+            "asc_sync_notify(PIPE_MTE2, PIPE_V, 8): event id is 8, must be 0 to 7",
+        ),
+        (
+            "one_pipe",
+            "asc_sync_notify(PIPE_V, PIPE_V, 0): names the pipes 1 and 1, must be two different pipes",
+        ),
+        (
+            "lock_twice",
+            "asc_lock(PIPE_MTE2, 2): buffer is held by PIPE_V (line 24), must be unlocked before",
+        ),
+        (
+            "unlock_foreign",
+            "asc_unlock(PIPE_MTE2, 2): buffer is held by PIPE_V, must be held by this pipe",
+        ),
+        (
+            "left_locked",
+            "asc_lock(PIPE_V, 2): buffer is still held when the kernel ends, must be unlocked",
+        ),
+        ("assertion", "device assertion is false, must hold: cond"),
+    ],
+)
+def test_flag_and_lock_protocol(flags: Any, name: str, text: str) -> None:
+    assert text in error_of(flags, name, ONES)
+
+
+def test_an_error_names_kernel_block_line_and_statement(flags: Any) -> None:
+    assert error_of(flags, "double_set", ONES) == (
+        "double_set: block 0: line 7: asc_sync_notify(PIPE_V, PIPE_MTE2, 1): flag is already set "
+        "(line 6), must be waited for before it is set again\n"
+        "    asc_sync_notify(PIPE_V, PIPE_MTE2, static_cast<event_t>(1));"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "offset", "text"),
+    [
+        (
+            "load_beyond",
+            993,
+            "vector load of 256 bytes at ub offset 4036 (x_ub + 3972) ends at 4292, must end within "
+            "4096 bytes",
+        ),
+        ("load_beyond", -17, "must lie in ub"),
+        (
+            "store_beyond",
+            1006,
+            "vector store of 12 bytes at ub offset 4088 (x_ub + 4024) ends at 4100, must end within "
+            "4096 bytes",
+        ),
+        (
+            "gather_beyond",
+            2000,
+            "vector load of 4 bytes at ub offset 8064 (x_ub + 8000) ends at 8068, must end within "
+            "4096 bytes",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("each_mode")
+def test_vector_accesses_stay_within_ub(memory: Any, name: str, offset: int, text: str) -> None:
+    assert text in error_of(memory, name, ONES, offset, ub_bytes=4096)
+
+
+@pytest.mark.usefixtures("each_mode")
+def test_a_masked_store_may_reach_beyond_ub_with_inactive_lanes(memory: Any) -> None:
+    memory.run("store_beyond", ONES, 1005, ub_bytes=4096)
+
+
+def test_dma_stays_within_ub_and_is_aligned(memory: Any) -> None:
+    assert "dma write of 64 bytes at ub offset 4064" in error_of(
+        memory, "dma_in", ONES, 4064, 64, ub_bytes=4096
+    )
+    assert "dma write at ub offset 4 (x_ub + 4), must be aligned to 32 bytes" in error_of(
+        memory, "dma_in", ONES, 4, 64
+    )
+    assert "with a ub stride of 20 bytes, must be a multiple of 32" in error_of(
+        memory, "dma_rows", ONES, 20
+    )
+    memory.run("dma_in", ONES, 4032, 64, ub_bytes=4096)
+
+
+def test_dma_refuses_bytes_that_were_never_written(memory: Any) -> None:
+    out = np.zeros(16, np.float32)
+    memory.run("dma_out", out, 16)
+    assert (out == 1).all()
+    assert (
+        "dma read of 64 bytes at ub offset 0 (x_ub + 0): 12 bytes from offset 52 on have no defined "
+        "value, must be written before" in error_of(memory, "dma_out", out, 13)
+    )
+
+
+def test_undefined_lanes_are_followed_through_registers(memory: Any) -> None:
+    out = np.zeros(16, np.float32)
+    memory.run("computed_from_undefined", out, 1)
+    assert out.tolist() == [2.0] * 4 + [7.0] * 12
+    assert "48 bytes from offset 272 on have no defined value" in error_of(
+        memory, "computed_from_undefined", out, 0
+    )
+
+
+def test_plain_stores_count_as_written(memory: Any) -> None:
+    out = np.zeros(16, np.float32)
+    memory.run("scalar_store", out, 0)
+    assert (out == 2).all()
+
+
+def test_plain_stores_behind_ub_are_noticed(memory: Any) -> None:
+    text = error_of(memory, "scalar_store", np.zeros(16, np.float32), 4, ub_bytes=64)
+    assert "scalar or simt code has written ub offset 64, must stay within 64 bytes" in text
+
+
+def test_the_rest_of_a_short_row_is_undefined_after_a_load(memory: Any) -> None:
+    x, y = np.arange(5, dtype=np.float32), np.zeros(16, np.float32)
+    assert "12 bytes from offset 20 on have no defined value" in error_of(memory, "short_row", x, y)
+
+
+def test_padding_is_filled_in_elements(memory: Any) -> None:
+    x, y = np.arange(10, dtype=np.float32), np.zeros(20, np.float32)
+    memory.run("padded_row", x, y)
+    assert y.tolist() == [0, 1, 2, 3, 4, 5, 5, 5, 0, 0, 5, 6, 7, 8, 9, 5, 5, 5, 0, 0]
+
+
+def test_atomic_stores_accumulate_over_blocks(memory: Any) -> None:
+    x = np.ones(16, np.float32)
+    y = np.zeros(16, np.uint16)
+    memory.run("atomic_sum", x, y, blocks=100)
+    assert (x == 201).all()
+    assert (y == 0x42C8).all()  # 100 in bf16
+
+
+def test_dma_stays_within_registered_tensors(memory: Any, simulator: Any) -> None:
+    x, out = np.ones(16, np.float32), np.zeros(16, np.float32)
+    simulator.set_regions((x, False), (out, True))
+    memory.run("dma_in", x, 0, 64)
+    memory.run("dma_out", out, 16)
+    assert "of tensor 0, must lie within 64 bytes" in error_of(memory, "dma_in", x[1:], 0, 64)
+    assert "dma write of 64 bytes to tensor 0, must be an output" in error_of(
+        memory, "dma_out", x, 16
+    )
+    simulator.set_regions((out, True))
+    other = np.ones(1024, np.float32)
+    assert "must lie" in error_of(memory, "dma_in", other, 0, 64)
+
+
+def test_a_launch_reports_what_it_moved(memory: Any, simulator: Any) -> None:
+    memory.run("dma_in", ONES, 512, 64, blocks=3)
+    statistics = simulator.statistics()
+    assert statistics.ub_high_water_bytes == 576
+    assert statistics.dma_bytes == 3 * 64
+
+
+@pytest.mark.usefixtures("each_mode")
+def test_violations_leave_the_process_usable(memory: Any, flags: Any) -> None:
+    out = np.zeros(16, np.float32)
+    for _ in range(50):
+        error_of(memory, "load_beyond", ONES, 993, ub_bytes=4096, blocks=4)
+        error_of(flags, "double_set", ONES, blocks=4)
+        memory.run("dma_out", out, 16)
+    assert (out == 1).all()

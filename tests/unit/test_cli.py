@@ -1,0 +1,212 @@
+"""The command line: what each command says, its JSON, its exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+import tilewheel as tw
+from tilewheel.__main__ import main
+from tilewheel.manifest import dump
+
+KEY = "topk_gate-num_experts=4-num_topk=2-ascend_sim-dav_3510"
+CUDA = "topk_gate-num_experts=256-num_topk=8-cuda-sm_90a"
+
+
+@pytest.fixture
+def run(capsys):
+    """Return the function that runs a command and gives exit code, output and error output."""
+
+    def call(*argv: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as caught:
+            main(argv)
+        captured = capsys.readouterr()
+        return int(caught.value.code or 0), captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def listed(overlay, artifact, manifest):
+    """Put a manifest of two artifacts, without their files, into the overlay."""
+    described = manifest(artifact(CUDA), artifact(KEY, limits=(("num_topk", 1, 32),)))
+    (overlay / "manifest.json").write_text(dump(described))
+    return overlay
+
+
+def test_list_is_a_table_sorted_by_key(run, listed):
+    assert run("list") == (
+        0,
+        "key                                                     size_bytes  verification  source\n"
+        f"{KEY}  1           none          TILEWHEEL_ARTIFACTS\n"
+        f"{CUDA}        1           none          TILEWHEEL_ARTIFACTS\n",
+        "",
+    )
+
+
+def test_list_takes_a_glob(run, listed):
+    code, out, _ = run("list", "*-cuda-*", "--json")
+    assert code == 0
+    assert [row["key"] for row in json.loads(out)["artifacts"]] == [CUDA]
+
+
+def test_list_with_nothing_selected_exits_with_3(run, listed):
+    assert run("list", "nothing*") == (3, "no artifact matches 'nothing*'; 2 are installed\n", "")
+
+
+def test_list_without_artifacts_says_how_to_get_them(run, overlay, monkeypatch):
+    monkeypatch.delenv("TILEWHEEL_ARTIFACTS")
+    assert run("list") == (
+        3,
+        "no artifacts are installed\n"
+        "hint: pip install tilewheel-cuda, or set TILEWHEEL_ARTIFACTS to a directory "
+        "of artifacts\n",
+        "",
+    )
+
+
+def test_list_of_a_broken_manifest_shows_the_problem(run, overlay):
+    (overlay / "manifest.json").write_text("{}")
+    assert run("list")[:2] == (
+        3,
+        "no artifacts can be read\n"
+        f"problem: TILEWHEEL_ARTIFACTS: {overlay}/manifest.json.schema_version: is missing, "
+        "must be an array\n",
+    )
+
+
+def test_info_shows_every_field(run, listed):
+    code, out, _ = run("info", KEY)
+    assert code == 0
+    lines = out.splitlines()
+    assert f"key: {KEY}" in lines
+    assert "  num_experts: 4" in lines
+    assert "  num_topk: 1 32" in lines
+    assert "  name=scores kind=tensor dtype=float32 role=in shape=-" in lines
+    assert f"file: {listed}/dav_3510/{KEY}.so" in lines
+    assert "overlay: true" in lines
+
+
+def test_info_as_json(run, listed):
+    _, out, _ = run("info", KEY, "--json")
+    tree = json.loads(out)
+    assert tree["parameters"] == {"num_experts": 4, "num_topk": 2}
+    assert tree["limits"] == {"num_topk": [1, 32]}
+    assert tree["launch"]["pdl"] is False
+
+
+def test_info_of_an_unknown_key_lists_the_nearest(run, listed):
+    wrong = CUDA.replace("=8", "=6")
+    assert run("info", wrong) == (
+        3,
+        f"key: is {wrong!r}, must be one of, nearest first:\n  {CUDA}\n  {KEY}\n",
+        "",
+    )
+
+
+def test_why_explains_a_choice(run, listed):
+    code, out, _ = run(
+        "why", "topk_gate", "num_experts=256", "num_topk=8", "--target", "cuda-sm_90a"
+    )
+    assert code == 0
+    assert out.splitlines()[0] == f"topk_gate num_experts=256 num_topk=8 on cuda-sm_90a: {CUDA}"
+
+
+def test_why_explains_that_nothing_fits(run, listed):
+    arguments = ("why", "topk_gate", "num_experts=160", "num_topk=8", "--target", "cuda-sm_90a")
+    code, out, _ = run(*arguments)
+    assert code == 3
+    assert f"  {CUDA}: num_experts is 256, request has 160" in out.splitlines()
+    code, out, _ = run(*arguments, "--json")
+    tree = json.loads(out)
+    assert code == 3
+    assert tree["choice"] is None
+    assert tree["rejections"][0] == {
+        "key": CUDA,
+        "reasons": ["num_experts is 256, request has 160"],
+    }
+    assert tree["command"].startswith("python -m tilewheel_build build --target cuda ")
+
+
+def test_why_of_a_device_that_is_not_here_says_how_to_name_a_target(run, listed):
+    code, out, _ = run("why", "topk_gate", "--target", "cuda:99")
+    assert code == 3
+    assert out.startswith("device: is 'cuda:99', this machine has ")
+    assert out.endswith("hint: name another machine's target with --target, e.g. cuda-sm_90a\n")
+
+
+def test_why_of_a_wrong_target_is_a_command_line_error(run, listed):
+    code, out, _ = run("why", "topk_gate", "--target", "gpu")
+    assert code == 2
+    assert out.startswith("device: is 'gpu', must be cuda[:N], ")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("8", "is '8', must be NAME=VALUE"),
+        ("Num=8", "is 'Num=8', must be NAME=VALUE"),
+        ("num=8.5", "value: is '8.5', must be an integer, true, false or [A-Za-z0-9_]+"),
+    ],
+)
+def test_wrong_parameter_is_a_command_line_error(run, text, message):
+    code, _, err = run("why", "topk_gate", text)
+    assert code == 2
+    assert err.splitlines()[-1].endswith(message)
+
+
+@pytest.mark.parametrize("argv", [(), ("nothing",), ("info",)])
+def test_wrong_command_line_exits_with_2(run, argv):
+    assert run(*argv)[0] == 2
+
+
+def test_verify_checks_files(run, overlay, install):
+    install(overlay, KEY)
+    assert run("verify") == (0, "1 of 1 artifacts right in place and size\n", "")
+    assert run("verify", "--hash") == (0, "1 of 1 artifacts right in place, size and hash\n", "")
+
+
+def test_verify_reports_what_is_wrong_and_exits_with_7(run, listed):
+    code, out, _ = run("verify", "*-cuda-*")
+    assert code == 7
+    assert out == (
+        "0 of 1 artifacts right in place and size\n"
+        f"{CUDA}: {listed}/sm_90a/{CUDA}.so is missing, must be the file that the manifest lists\n"
+        "hint: build the artifact and its manifest again\n"
+    )
+
+
+def test_verify_with_hash_finds_a_changed_byte(run, overlay, install):
+    path = overlay / install(overlay, KEY).path
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    assert run("verify")[0] == 0
+    code, out, _ = run("verify", "--hash", "--json")
+    assert code == 7
+    assert json.loads(out)["failures"][0].startswith(f"{KEY}: sha256 of ")
+
+
+def test_verify_of_a_broken_manifest_exits_with_7(run, overlay):
+    (overlay / "manifest.json").write_text("{")
+    code, out, _ = run("verify")
+    assert code == 7
+    assert "problem: TILEWHEEL_ARTIFACTS: " in out
+
+
+def test_env_shows_versions_devices_and_sources(run, listed):
+    code, out, _ = run("env")
+    assert code == 0
+    lines = out.splitlines()
+    assert f"tilewheel: {tw.__version__}" in lines
+    assert f"  TILEWHEEL_ARTIFACTS ({listed}): 2" in lines
+    assert f"TILEWHEEL_ARTIFACTS: {os.environ['TILEWHEEL_ARTIFACTS']}" in lines
+    tree = json.loads(run("env", "--json")[1])
+    simulator = "ascend-sim:0 (functional simulator, dav_3510)"
+    assert tree["devices"][simulator] == {"num_vec_cores": 64}
+
+
+def test_version_is_printed(run):
+    assert run("--version") == (0, f"{tw.__version__}\n", "")
