@@ -7,7 +7,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-TARGET ?= cuda
+TARGET ?= cuda,ascend-sim
 PROFILE ?= dev
 ONLY ?=
 ARCHS ?=

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from tilewheel.manifest import Resources
@@ -28,6 +29,8 @@ LINK_FLAGS = ("-m", "aicorelinux", "-Ttext", "0", "--no-mmap-output-file")
 UB_LIMIT_BYTES = 248 * 1024
 UB_LIMIT_SIMT_BYTES = 216 * 1024
 """A kernel with SIMT code keeps 32 KB of UB for thread contexts."""
+
+ACL_LIBRARY = "libascendcl.so"
 
 COMPILE_TIMEOUT_S = 600
 
@@ -61,11 +64,9 @@ def find_linker(environment: Mapping[str, str]) -> Path:
         if environment.get(name):
             root = Path(environment[name])
             places += [root / "bin" / "ld.lld", root / "ld.lld"]
-    try:
+    # Without bisheng the search goes on: whoever needs it asks for it and reports it.
+    with suppress(ToolchainError):
         places.append(find_bisheng(environment).with_name("ld.lld"))
-    except ToolchainError:
-        # Without bisheng the search goes on: the caller asks for it by itself and reports it.
-        pass
     return _find("ld.lld", places, environment)
 
 
@@ -103,9 +104,20 @@ def compile_commands(
     return compile_command, [str(linker), *LINK_FLAGS, relocatable, "-o", output]
 
 
-def compile_device(work: Path, source: str, output: str, arch: str, lowered: Lowered) -> Resources:
+def tool_versions() -> tuple[tuple[str, str], ...]:
+    """Return the compiler's name and version; both tools must be there.
+
+    Raises:
+        ToolchainError: bisheng or its linker is missing.
+    """
+    bisheng = find_bisheng(os.environ)
+    find_linker(os.environ)
+    lines = run_tool([str(bisheng), "--version"], cwd=Path.cwd()).strip().splitlines()
+    return (("bisheng", lines[0] if lines else "unknown"),)
+
+
+def compile_device(*, work: Path, source: str, output: str, arch: str) -> None:
     """Compile ``work/source`` to the aibin ``work/output``."""
-    resources = check_resources(lowered)
     for command in compile_commands(
         bisheng=find_bisheng(os.environ),
         linker=find_linker(os.environ),
@@ -115,10 +127,9 @@ def compile_device(work: Path, source: str, output: str, arch: str, lowered: Low
         output=output,
     ):
         run_tool(command, cwd=work, timeout_s=COMPILE_TIMEOUT_S)
-    return resources
 
 
-def check_resources(lowered: Lowered) -> Resources:
+def check_lowered(lowered: Lowered) -> Resources:
     """Return what the lowering tells of resources; refuse a kernel that does not fit the UB.
 
     TileLang drops a requested buffer version silently but for a warning, so the warnings count.

@@ -8,45 +8,81 @@ from pathlib import Path
 from typing import Any
 
 from tilewheel.manifest import Resources
-from tilewheel_build import ascend, cuda, host_compiler
+from tilewheel_build import ascend, ascend_sim, cuda, host_compiler
 from tilewheel_build.lower import Lowered
 from tilewheel_build.toolchain import package_versions, tvm_ffi_include
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceJob:
+    """One device compilation: ``work/source`` to ``work/output``."""
+
+    work: Path
+    source: str
+    output: str
+    arch: str
+    machine: str
+    shared_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
-    """What the driver needs to know of one backend; all of it is called in worker processes."""
+    """What the driver needs to know of one backend.
+
+    ``sources`` are the driver's own files that decide what its artifacts contain, beside those of
+    every backend. ``find_tools`` returns (name, version) of what no package version tells and
+    raises ToolchainError where it is missing. ``compile_library`` makes the shared library that the
+    artifacts open by name, ``library``, if they need one.
+    """
 
     name: str
     source_suffix: str
     image_suffix: str
     packages: tuple[str, ...]
     flags: tuple[str, ...]
+    sources: tuple[str, ...]
     minimum_driver: str
     device_name: str
     launcher_template: str
     tvm_target: Callable[[str], dict[str, str]]
-    compile_device: Callable[[Path, str, str, str, Lowered], Resources]
+    find_tools: Callable[[], tuple[tuple[str, str], ...]]
+    check_lowered: Callable[[Lowered], Resources]
+    compile_device: Callable[[DeviceJob], Resources]
     launcher_includes: Callable[[], tuple[Path, ...]]
     launcher_extra: Callable[[Lowered], tuple[tuple[str, Any], ...]]
+    library: str = ""
+    compile_library: Callable[[Path, str], None] | None = None
 
     def toolchain(self) -> tuple[tuple[str, str], ...]:
-        """Return (package, version) of every tool that this backend's artifacts are made with."""
-        return package_versions((*self.packages, *host_compiler.PACKAGES))
+        """Return (name, version) of every tool that this backend's artifacts are made with.
+
+        Raises:
+            ToolchainError: one is missing; the message says which and where it was looked for.
+        """
+        packages = package_versions({*self.packages, *host_compiler.PACKAGES})
+        return tuple(sorted((*packages, *self.find_tools())))
 
 
-def _compile_cuda(work: Path, source: str, output: str, arch: str, lowered: Lowered) -> Resources:
+def _compile_cuda(job: DeviceJob) -> Resources:
     return cuda.compile_device(
-        work=work,
-        source=source,
-        output=output,
-        arch=arch,
-        shared_bytes=lowered.dynamic_shared_bytes,
+        work=job.work,
+        source=job.source,
+        output=job.output,
+        arch=job.arch,
+        shared_bytes=job.shared_bytes,
     )
 
 
-def _nothing(lowered: Lowered) -> tuple[tuple[str, Any], ...]:
-    return ()
+def _compile_ascend(job: DeviceJob) -> Resources:
+    ascend.compile_device(work=job.work, source=job.source, output=job.output, arch=job.arch)
+    return Resources()
+
+
+def _compile_ascend_sim(job: DeviceJob) -> Resources:
+    ascend_sim.compile_device(
+        work=job.work, source=job.source, output=job.output, machine=job.machine
+    )
+    return Resources()
 
 
 def _acl_context(
@@ -70,13 +106,16 @@ BACKENDS: dict[str, Backend] = {
         image_suffix=".cubin",
         packages=cuda.PACKAGES,
         flags=cuda.NVCC_FLAGS,
+        sources=("cuda.py", "templates/launcher_cuda.c.j2"),
         minimum_driver=cuda.MINIMUM_DRIVER,
         device_name="a CUDA device",
         launcher_template="launcher_cuda.c.j2",
         tvm_target=cuda.tvm_target,
+        find_tools=lambda: (),
+        check_lowered=lambda lowered: Resources(),
         compile_device=_compile_cuda,
         launcher_includes=lambda: (tvm_ffi_include(), cuda.cuda_include()),
-        launcher_extra=_nothing,
+        launcher_extra=lambda lowered: (),
     ),
     "ascend": Backend(
         name="ascend",
@@ -84,18 +123,46 @@ BACKENDS: dict[str, Backend] = {
         image_suffix=".aibin",
         packages=ascend.PACKAGES,
         flags=(*ascend.BISHENG_FLAGS, *ascend.LINK_FLAGS),
+        sources=("ascend.py", "templates/launcher_ascend.c.j2"),
         minimum_driver=ascend.MINIMUM_DRIVER,
         device_name="an Ascend NPU",
         launcher_template="launcher_ascend.c.j2",
         tvm_target=ascend.tvm_target,
-        compile_device=ascend.compile_device,
+        find_tools=ascend.tool_versions,
+        check_lowered=ascend.check_lowered,
+        compile_device=_compile_ascend,
         launcher_includes=lambda: (tvm_ffi_include(),),
         launcher_extra=lambda lowered: _acl_context(
             lowered,
-            library="libascendcl.so",
+            library=ascend.ACL_LIBRARY,
             title="AscendCL library (part of CANN)",
             device_type="kDLExtDev",
             search_toolkit=True,
         ),
+    ),
+    "ascend-sim": Backend(
+        name="ascend-sim",
+        source_suffix=".asc",
+        image_suffix=".sim.so",
+        packages=ascend_sim.PACKAGES,
+        flags=ascend_sim.FLAGS,
+        sources=("ascend.py", "ascend_sim.py", "simulator", "templates/launcher_ascend.c.j2"),
+        minimum_driver="",
+        device_name="the CPU, where the simulator runs",
+        launcher_template="launcher_ascend.c.j2",
+        tvm_target=ascend.tvm_target,
+        find_tools=lambda: (),
+        check_lowered=ascend.check_lowered,
+        compile_device=_compile_ascend_sim,
+        launcher_includes=lambda: (tvm_ffi_include(),),
+        launcher_extra=lambda lowered: _acl_context(
+            lowered,
+            library=ascend_sim.LIBRARY,
+            title="simulator library (tilewheel opens it before the artifact)",
+            device_type="kDLCPU",
+            search_toolkit=False,
+        ),
+        library=ascend_sim.LIBRARY,
+        compile_library=ascend_sim.compile_library,
     ),
 }

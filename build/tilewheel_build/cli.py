@@ -28,7 +28,7 @@ from tilewheel_build.verify import verify_directory
 
 EXIT_OK, EXIT_NOTHING, EXIT_CHECK = 0, 3, 7
 
-DEFAULT_TARGET = "cuda"
+DEFAULT_TARGET = "cuda,ascend-sim"
 """What any machine can build: the backend `ascend` needs CANN."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
 import os
 import subprocess
@@ -13,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tilewheel.key import Key
-from tilewheel.manifest import RUNTIME_ABI, SCHEMA_VERSION, Artifact, Manifest
+from tilewheel.manifest import RUNTIME_ABI, SCHEMA_VERSION, Artifact, Library, Manifest
 from tilewheel.version import VERSION
 from tilewheel_build.backends import BACKENDS
 from tilewheel_build.errors import CompilationError, LoweringError, ToolchainError
-from tilewheel_build.fingerprint import fingerprint
+from tilewheel_build.fingerprint import driver_hash, fingerprint
 from tilewheel_build.publish import publish
 from tilewheel_build.unit import ARTIFACT, Unit, UnitFacts, build_unit, read_unit, source_name
 from tilewheel_build.variant import Variant, limits, profiles_of
@@ -126,6 +127,7 @@ def plan_units(
             machine=machine,
             toolchain=toolchain,
             flags=BACKENDS[backend].flags,
+            sources=BACKENDS[backend].sources,
         )
         units.append(
             Unit(
@@ -211,6 +213,14 @@ def _publish(built: Sequence[Built], *, layout: Layout, backend: str) -> None:
         source = source_name(item.unit.variant)
         suffix = Path(source).suffix
         files[artifact.path.removesuffix(".so") + suffix] = item.unit.cache / source
+    libraries = []
+    library = _library(layout, backend, built[0].unit.machine)
+    if library is not None:
+        name = BACKENDS[backend].library
+        files[name] = library
+        content = library.read_bytes()
+        digest = hashlib.sha256(content).hexdigest()
+        libraries.append(Library(path=name, sha256=digest, size_bytes=len(content)))
     commit, dirty = source_state(layout.root)
     manifest = Manifest(
         schema_version=SCHEMA_VERSION,
@@ -220,8 +230,25 @@ def _publish(built: Sequence[Built], *, layout: Layout, backend: str) -> None:
         source_commit=commit,
         source_dirty=dirty,
         artifacts=tuple(artifacts),
+        libraries=tuple(libraries),
     )
     publish(layout.artifacts / backend, manifest, files)
+
+
+def _library(layout: Layout, backend: str, machine: str) -> Path | None:
+    """Return the library that a backend's artifacts open by name; None if they open none."""
+    described = BACKENDS[backend]
+    if described.compile_library is None:
+        return None
+    inputs = [driver_hash(described.sources), machine, *map(str, described.toolchain())]
+    identity = hashlib.sha256("\n".join([*inputs, *described.flags]).encode()).hexdigest()
+    path = layout.out / "cache" / identity / described.library
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+        described.compile_library(unfinished, machine)
+        os.replace(unfinished, path)
+    return path
 
 
 def _artifact(item: Built, layout: Layout) -> Artifact:

@@ -11,20 +11,20 @@ from functools import cache
 from pathlib import Path
 
 from tilewheel_build.host_compiler import FLAGS, GLIBC
-from tilewheel_build.variant import Variant, limits, tensors
+from tilewheel_build.variant import Variant, limits, parameters, tensors
 
 DRIVER_SOURCES = (
     "backends.py",
     "c_expression.py",
-    "cuda.py",
     "dtypes.py",
     "host_compiler.py",
     "launcher.py",
     "lower.py",
-    "templates",
+    "templates/arguments.h",
+    "templates/launcher.c.j2",
     "unit.py",
 )
-"""The driver's files that decide what an artifact contains, below this package."""
+"""The driver's files that decide what any backend's artifact contains, below this package."""
 
 
 def fingerprint(
@@ -34,6 +34,7 @@ def fingerprint(
     machine: str,
     toolchain: Mapping[str, str],
     flags: tuple[str, ...],
+    sources: tuple[str, ...],
 ) -> str:
     """Return 64 hex digits over key, contract, sources of kernel and driver, toolchain, flags."""
     inputs = {
@@ -43,8 +44,10 @@ def fingerprint(
         "arguments": [[tensor.name, tensor.role] for tensor in variant.spec.tensors],
         "scalars": [asdict(scalar) for scalar in variant.spec.scalars],
         "limits": [list(limit) for limit in limits(variant)],
+        "multiples": [[p.name, p.multiple_of] for p in parameters(variant)],
+        "dimensions": [asdict(dimension) for dimension in variant.spec.dimensions],
         "kernel": kernel_hashes(kernels_root, variant.backend.kernel),
-        "driver": driver_hash(),
+        "driver": driver_hash(sources),
         "toolchain": dict(toolchain),
         "flags": [*flags, *FLAGS, GLIBC],
     }
@@ -97,11 +100,11 @@ def _module_files(module: str, kernels_root: Path) -> list[Path]:
 
 
 @cache
-def driver_hash() -> str:
-    """Return one hash over the driver's own sources that decide what an artifact contains."""
+def driver_hash(sources: tuple[str, ...] = ()) -> str:
+    """Return one hash over the driver's own files: those of every backend and ``sources``."""
     root = Path(__file__).parent
     digest = hashlib.sha256()
-    for name in DRIVER_SOURCES:
+    for name in (*DRIVER_SOURCES, *sources):
         path = root / name
         files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
         for file in files:

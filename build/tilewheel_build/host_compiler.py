@@ -43,9 +43,13 @@ def compile_launcher(
     output: str,
     machine: str,
     includes: Sequence[Path],
+    image_sha256: str,
     zig_cache: Path,
 ) -> None:
-    """Compile ``work/source`` and the image it embeds to the shared object ``work/output``."""
+    """Compile ``work/source`` and the image it embeds to the shared object ``work/output``.
+
+    Zig caches by inputs but does not see what ``.incbin`` reads, so the image's hash is an input.
+    """
     stub = "".join(f"void {symbol}(void) {{}}\n" for symbol in STUB_SYMBOLS)
     (work / "libtvm_ffi.c").write_text(stub)
     _zig(
@@ -61,6 +65,7 @@ def compile_launcher(
         [
             *FLAGS,
             "-I.",
+            f"-DTILEWHEEL_IMAGE_SHA256={image_sha256}",
             *(f"-I{path}" for path in includes),
             *("-shared", source, "-L.", "-ltvm_ffi", "-o", output),
         ],
@@ -75,8 +80,6 @@ def _zig(arguments: Sequence[str], *, work: Path, machine: str, zig_cache: Path)
     run_tool(
         [sys.executable, "-m", "ziglang", "cc", "-target", target, *arguments],
         cwd=work,
-        # Zig keys its cache by inputs but does not see what `.incbin` reads: the launcher's source
-        # carries the image's hash for that.
         environment={
             "ZIG_GLOBAL_CACHE_DIR": str(zig_cache),
             "ZIG_LOCAL_CACHE_DIR": str(zig_cache),

@@ -36,7 +36,6 @@ class LauncherFacts:
     template: str
     device_name: str
     image_file: str
-    image_sha256: str
     minimum_driver: str
     extra: tuple[tuple[str, Any], ...] = ()
 
@@ -127,7 +126,6 @@ def _context(variant: Variant, lowered: Lowered, facts: LauncherFacts) -> dict[s
         "parameters": _parameter_rows(lowered),
         "device_name": facts.device_name,
         "image_file": facts.image_file,
-        "image_sha256": facts.image_sha256,
         "minimum_driver": facts.minimum_driver,
         **dict(facts.extra),
     }

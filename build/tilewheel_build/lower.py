@@ -154,8 +154,7 @@ def _facts(function: Any, artifact: Any, warnings: tuple[str, ...], *, where: st
     host_attributes = dict(next(iter(artifact.host_mod.functions.values())).attrs)
     if bool(host_attributes.get("tl.has_tma", False)):
         raise LoweringError(
-            f"{where}: uses TMA descriptors, must not\n"
-            "hint: write T.copy(..., disable_tma=True)"
+            f"{where}: uses TMA descriptors, must not\nhint: write T.copy(..., disable_tma=True)"
         )
     tensors, scalars = _parameters(function)
     extents = {str(name): value for name, value in attributes["thread_extent"].items()}

@@ -66,5 +66,9 @@ def _exchange(new: Path, old: Path) -> None:
     # A file system without atomic exchange: the gap is two renames long.
     aside = new.with_name(new.name + "-old")
     os.rename(old, aside)
-    os.rename(new, old)
+    try:
+        os.rename(new, old)
+    except BaseException:
+        os.rename(aside, old)
+        raise
     os.rename(aside, new)

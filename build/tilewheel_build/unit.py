@@ -11,12 +11,13 @@ import json
 import os
 import shutil
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tilewheel.key import Target
 from tilewheel.manifest import Argument, Launch, Resources
-from tilewheel_build.backends import BACKENDS
+from tilewheel_build.backends import BACKENDS, DeviceJob
 from tilewheel_build.errors import ArtifactError
 from tilewheel_build.host_compiler import compile_launcher
 from tilewheel_build.launcher import (
@@ -31,6 +32,7 @@ from tilewheel_build.variant import Variant, bindings
 
 ARTIFACT = "artifact.so"
 LAUNCHER = "launcher.c"
+ARGUMENTS_HEADER = "arguments.h"
 FACTS = "facts.json"
 
 
@@ -84,39 +86,44 @@ def build_unit(unit: Unit) -> UnitFacts:
     Raises:
         LoweringError, CompilationError, ToolchainError: see the message; nothing is published.
     """
-    variant = unit.variant
+    shutil.rmtree(unit.work, ignore_errors=True)
+    unit.work.mkdir(parents=True)
+    sources = write_sources(unit.variant, unit.kernels_root, unit.work)
+    result = compile_sources(
+        sources,
+        work=unit.work,
+        target=unit.variant.key.target,
+        machine=unit.machine,
+        zig_cache=unit.cache.parent / "zig",
+    )
+    _publish(unit.work, unit.cache, (ARTIFACT, source_name(unit.variant), LAUNCHER), result)
+    shutil.rmtree(unit.work, ignore_errors=True)
+    return result
+
+
+def write_sources(variant: Variant, kernels_root: Path, work: Path) -> UnitFacts:
+    """Lower one variant and write its device source and launcher into ``work``.
+
+    The facts that come back have neither hash nor size: ``compile_sources`` completes them, here or
+    on another machine.
+    """
     backend = BACKENDS[variant.key.target.backend]
-    work = unit.work
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
     started = time.perf_counter()
-    lowered = lower_variant(variant, unit.kernels_root)
-    lowered_at = time.perf_counter()
-    source = source_name(variant)
-    image = "kernel" + backend.image_suffix
-    (work / source).write_text(lowered.source)
-    resources = backend.compile_device(work, source, image, variant.key.target.arch, lowered)
+    lowered = lower_variant(variant, kernels_root)
+    resources = backend.check_lowered(lowered)
+    (work / source_name(variant)).write_text(lowered.source)
     facts = LauncherFacts(
         template=backend.launcher_template,
         device_name=backend.device_name,
-        image_file=image,
-        image_sha256=_sha256(work / image),
+        image_file="kernel" + backend.image_suffix,
         minimum_driver=backend.minimum_driver,
         extra=backend.launcher_extra(lowered),
     )
     (work / LAUNCHER).write_text(launcher_source(variant, lowered, facts))
-    shutil.copyfile(TEMPLATES / "arguments.h", work / "arguments.h")
-    compile_launcher(
-        work=work,
-        source=LAUNCHER,
-        output=ARTIFACT,
-        machine=unit.machine,
-        includes=backend.launcher_includes(),
-        zig_cache=unit.cache.parent / "zig",
-    )
-    result = UnitFacts(
-        sha256=_sha256(work / ARTIFACT),
-        size_bytes=(work / ARTIFACT).stat().st_size,
+    shutil.copyfile(TEMPLATES / ARGUMENTS_HEADER, work / ARGUMENTS_HEADER)
+    return UnitFacts(
+        sha256="",
+        size_bytes=0,
         arguments=arguments(variant, lowered),
         launch=Launch(
             kernel=lowered.kernel,
@@ -127,12 +134,45 @@ def build_unit(unit: Unit) -> UnitFacts:
             pdl=lowered.pdl,
         ),
         resources=resources,
-        lower_s=lowered_at - started,
-        compile_s=time.perf_counter() - lowered_at,
+        lower_s=time.perf_counter() - started,
+        compile_s=0.0,
     )
-    _publish(work, unit.cache, (ARTIFACT, source, LAUNCHER), result)
-    shutil.rmtree(work, ignore_errors=True)
-    return result
+
+
+def compile_sources(
+    facts: UnitFacts, *, work: Path, target: Target, machine: str, zig_cache: Path
+) -> UnitFacts:
+    """Compile what ``write_sources`` wrote into ``work`` to the artifact there."""
+    backend = BACKENDS[target.backend]
+    started = time.perf_counter()
+    image = "kernel" + backend.image_suffix
+    reported = backend.compile_device(
+        DeviceJob(
+            work=work,
+            source="kernel" + backend.source_suffix,
+            output=image,
+            arch=target.arch,
+            machine=machine,
+            shared_bytes=facts.launch.dynamic_shared_bytes,
+        )
+    )
+    compile_launcher(
+        work=work,
+        source=LAUNCHER,
+        output=ARTIFACT,
+        machine=machine,
+        includes=backend.launcher_includes(),
+        image_sha256=_sha256(work / image),
+        zig_cache=zig_cache,
+    )
+    known = {name: value for name, value in asdict(reported).items() if value is not None}
+    return replace(
+        facts,
+        sha256=_sha256(work / ARTIFACT),
+        size_bytes=(work / ARTIFACT).stat().st_size,
+        resources=replace(facts.resources, **known),
+        compile_s=time.perf_counter() - started,
+    )
 
 
 def _publish(work: Path, cache: Path, names: tuple[str, ...], facts: UnitFacts) -> None:

@@ -37,8 +37,12 @@ def verify_directory(directory: Path) -> list[str]:
 
 def _strangers(directory: Path, manifest: Manifest) -> list[str]:
     listed = {artifact.path for artifact in manifest.artifacts}
+    listed |= {library.path for library in manifest.libraries}
     found = {path.relative_to(directory).as_posix() for path in directory.rglob("*.so")}
-    return [f"{path}: is not in the manifest, must be listed or absent" for path in sorted(found - listed)]
+    return [
+        f"{path}: is not in the manifest, must be listed or absent"
+        for path in sorted(found - listed)
+    ]
 
 
 def _problems(directory: Path, artifact: Artifact) -> Iterator[str]:

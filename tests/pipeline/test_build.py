@@ -1,4 +1,4 @@
-"""The build driver on a small checkout: what it publishes, what it builds again, what it refuses."""
+"""The build driver on a small checkout: what it publishes, builds again and refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a launcher says of wrong arguments. Nothing here needs a GPU: tensors only claim to be there.
+"""What a launcher says of wrong arguments. No GPU is needed: tensors only claim to be on one.
 
 ``scale`` of any width takes (x strided, bias, y, factor, shift); of width 128 it has no bias.
 ``stage`` takes (x, y, codes, enabled, num_splits, num_sms).

@@ -171,6 +171,7 @@ def test_additional_export_is_reported(sound: Copy, built: Any, tmp_path: Path) 
         output="artifact.so",
         machine=platform.machine(),
         includes=(tvm_ffi_include(), cuda_include()),
+        image_sha256="",
         zig_cache=built.out / "cache" / "zig",
     )
     sound.replace((work / "artifact.so").read_bytes())

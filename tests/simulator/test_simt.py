@@ -233,11 +233,11 @@ def test_a_simt_store_races_with_dma(simt: Any, simulator: Any) -> None:
         ),
         (
             "two_barriers",
-            "threads 0 and 16 wait at different barriers (lines 78 and 80), must reach the same one",
+            "threads 0 and 16 wait at different barriers (lines 72 and 74), must reach the same one",
         ),
         (
             "two_collectives",
-            "lanes 0 and 8 of a warp wait at different collectives (lines 88 and 90), must reach the "
+            "lanes 0 and 8 of a warp wait at different collectives (lines 82 and 84), must reach the "
             "same one",
         ),
         ("lonely_shuffle", "asc_shfl_xor: lane 0 reads lane 4, must take part in the shuffle"),

@@ -142,8 +142,6 @@ def _specialised(num_experts: int, num_topk: int) -> "PrimFunc":
                     x_local[lower] = smaller
                 for d in T.unroll(depth):
                     key_local[d] = _order_key(x_local[d])
-                # Voting here, not at the store, lets the unsorted scores leave their registers.
-                not_finite = T.any_sync(T.if_then_else(check == 0.0, 0, 1))
                 lanes_below = _bit(lane) - 1
                 for r in T.unroll(num_topk):
                     best = T.warp_reduce_max(key_local[0])
@@ -158,7 +156,8 @@ def _specialised(num_experts: int, num_topk: int) -> "PrimFunc":
 
                 # Lane r now finds the index of the r-th score in its owner's run. Of the ranks that
                 # name one score of one owner, the first is the first such expert, and so on.
-                owner = _lowest_bit(won_tied)
+                # The mask changes no value; it tells the compiler the range, worth 8 to 25 registers.
+                owner = _lowest_bit(won_tied) & (_LANES - 1)
                 same_key = T.shfl_up(won_key, 1) == won_key
                 same_owner = T.shfl_up(owner, 1) == owner
                 starts = _ballot((lane == 0) | (not (same_key & same_owner)))
@@ -174,6 +173,7 @@ def _specialised(num_experts: int, num_topk: int) -> "PrimFunc":
                         equal = equal | here
                     for _ in T.unroll(lane - start, unroll_factor=1):
                         equal = equal & (equal - 1)
+                not_finite = T.any_sync(T.if_then_else(check == 0.0, 0, 1))
 
                 # A trigger long before the end delays the next kernel instead of hiding its launch.
                 T.pdl_trigger()

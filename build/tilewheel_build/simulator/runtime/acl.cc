@@ -70,15 +70,17 @@ static int32_t error(Error code, const char *format, ...) {
 }
 
 // A path to `fd` that no other binary has been loaded by: dlopen takes an equal name for the same
-// library, and descriptor numbers are reused. "/." and "/" mean nothing and spell out a serial number.
+// library, and descriptor numbers are reused. "/." and "/" mean nothing and spell out a number that
+// differs between loads, and between copies of this library in one process.
 struct UniquePath {
   char text[160];
 };
 static UniquePath unique_path(int fd) {
-  static std::atomic<uint32_t> num_loaded{0};
+  static std::atomic<uint64_t> num_loaded{0};
   UniquePath path;
   char *end = stpcpy(path.text, "/proc/self/fd");
-  for (uint32_t serial = num_loaded++; serial; serial >>= 1) end = stpcpy(end, serial & 1 ? "/." : "/");
+  const uint64_t number = ((uint64_t)(uintptr_t)&num_loaded << 17) + num_loaded++;
+  for (int bit = 0; bit < 64; ++bit) end = stpcpy(end, number >> bit & 1 ? "/." : "/");
   snprintf(end, (size_t)(path.text + sizeof path.text - end), "/%d", fd);
   return path;
 }
@@ -141,6 +143,11 @@ TILEWHEEL_EXPORT int32_t aclrtGetDevice(int32_t *device) {
   if (!device) return error(kInvalidArgument, "aclrtGetDevice: device is null, must be a pointer");
   *device = 0;
   return kOk;
+}
+
+TILEWHEEL_EXPORT int32_t aclrtSetDevice(int32_t device) {
+  if (device == 0) return kOk;
+  return error(kInvalidArgument, "aclrtSetDevice: device is %d, must be 0", int(device));
 }
 
 TILEWHEEL_EXPORT int32_t aclrtBinaryLoadFromData(const void *data, size_t size, const void *,

@@ -129,10 +129,8 @@ void end_simt_races(Worker &worker) {
     const size_t size = std::min(kBlockBytes, worker.ub_bytes - at);
     if (memcmp(worker.snapshot + at, worker.ub + at, size) == 0) continue;
     uint8_t changed[kBlockBytes];
-    for (size_t i = 0; i < size; ++i) {
+    for (size_t i = 0; i < size; ++i)
       changed[i] = worker.snapshot[at + i] != worker.ub[at + i] ? kDefined : 0;
-      worker.shadow[at + i] |= changed[i];
-    }
     record_access(worker, at, changed, size, PIPE_V, true);
   }
   ++worker.store_epoch;

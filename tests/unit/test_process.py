@@ -1,0 +1,71 @@
+"""Running a tool: what a failure says, and what of this process's environment it does not see."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tilewheel_build.errors import CompilationError, ToolchainError
+from tilewheel_build.process import run_tool
+
+
+def run(script: str, folder: Path, timeout_s: float = 60) -> str:
+    return run_tool([sys.executable, "-c", script], cwd=folder, timeout_s=timeout_s)
+
+
+def test_output_and_errors_come_back_together(tmp_path: Path) -> None:
+    script = "import sys; print('one', flush=True); print('two', file=sys.stderr)"
+    assert run(script, tmp_path) == "one\ntwo\n"
+
+
+def test_tool_runs_in_the_given_directory(tmp_path: Path) -> None:
+    assert run("import os; print(os.getcwd())", tmp_path) == f"{tmp_path.resolve()}\n"
+
+
+def test_failure_has_the_command_the_code_and_the_tail_of_the_output(tmp_path: Path) -> None:
+    with pytest.raises(CompilationError) as caught:
+        run("[print(i) for i in range(100)]; raise SystemExit(3)", tmp_path)
+    command, code, *tail = str(caught.value).splitlines()
+    assert command == (f"{sys.executable} -c '[print(i) for i in range(100)]; raise SystemExit(3)'")
+    assert code == "ended with 3:"
+    assert tail == [str(i) for i in range(70, 100)]
+
+
+def test_tool_that_a_signal_ends_fails(tmp_path: Path) -> None:
+    with pytest.raises(CompilationError, match="ended with -9:"):
+        run("import os; os.kill(os.getpid(), 9)", tmp_path)
+
+
+def test_tool_that_runs_too_long_is_stopped(tmp_path: Path) -> None:
+    with pytest.raises(CompilationError, match=r"ran for 0 s, must end sooner$"):
+        run("import time; time.sleep(60)", tmp_path, timeout_s=0.2)
+
+
+def test_tool_that_is_not_there_is_a_toolchain_error(tmp_path: Path) -> None:
+    with pytest.raises(ToolchainError) as caught:
+        run_tool(["/no/such/compiler", "-v"], cwd=tmp_path)
+    assert str(caught.value) == "/no/such/compiler: cannot be started: No such file or directory"
+
+
+def test_output_that_is_no_utf8_is_shown_anyway(tmp_path: Path) -> None:
+    script = "import sys; sys.stdout.buffer.write(bytes([0xff, 0x41]))"
+    assert run(script, tmp_path) == "\ufffdA"
+
+
+@pytest.mark.parametrize("name", ["NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS", "CPATH"])
+def test_variable_that_changes_what_a_compiler_makes_is_hidden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "-G")
+    assert run(f"import os; print(os.environ.get({name!r}))", tmp_path) == "None\n"
+
+
+def test_messages_are_in_one_language_and_given_variables_arrive(tmp_path: Path) -> None:
+    printed = run_tool(
+        [sys.executable, "-c", "import os; print(os.environ['LC_ALL'], os.environ['ZIG'])"],
+        cwd=tmp_path,
+        environment={"ZIG": "cache"},
+    )
+    assert printed == "C cache\n"
