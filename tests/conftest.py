@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import pytest
@@ -15,12 +15,16 @@ class Machine:
 
     backend: str
     device: str
+    detects_races: bool = False
 
 
 @pytest.fixture(
     params=[
         pytest.param(Machine(backend="cuda", device="cuda"), id="cuda", marks=pytest.mark.gpu),
         pytest.param(Machine(backend="ascend-sim", device="cpu"), id="ascend-sim"),
+        pytest.param(
+            Machine(backend="ascend-sim", device="cpu", detects_races=True), id="ascend-sim-races"
+        ),
     ]
 )
 def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
@@ -34,5 +38,9 @@ def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
         pytest.skip("no CUDA device on this machine")
     if not any(e.artifact.key.target.backend == chosen.backend for e in tw.artifacts()):
         pytest.skip(f"no {chosen.backend} artifacts are built")
-    with tw.backend(chosen.backend) if chosen.backend == "ascend-sim" else nullcontext():
+    with ExitStack() as stack:
+        if chosen.backend == "ascend-sim":
+            stack.enter_context(tw.backend(chosen.backend))
+        if chosen.detects_races:
+            stack.enter_context(tw.simulator.race_detection())
         yield chosen

@@ -20,7 +20,7 @@ from tilewheel.loader import Kernel
 from tilewheel.version import VERSION
 
 if TYPE_CHECKING:
-    from tilewheel import moe, reference
+    from tilewheel import moe, reference, simulator
 
 __version__ = VERSION
 
@@ -44,7 +44,7 @@ __all__ = [
     "why",
 ]
 
-_LAZY_MODULES = ("moe", "reference")
+_LAZY_MODULES = ("moe", "reference", "simulator")
 
 _log.configure()
 

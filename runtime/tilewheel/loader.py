@@ -146,9 +146,7 @@ def _open(entry: Entry, path: Path, libraries: list[Path], device: Device) -> Ke
     artifact = entry.artifact
     try:
         for library in libraries:
-            # The artifact opens it by its name alone, which finds what is open already. ctypes
-            # never closes it.
-            ctypes.CDLL(str(library))
+            _open_library(library)
         module = tvm_ffi().load_module(str(path))
     except Exception as error:
         raise ArtifactLoadError(f"{artifact.key}: {path} cannot be loaded: {error}") from error
@@ -166,6 +164,25 @@ def _open(entry: Entry, path: Path, libraries: list[Path], device: Device) -> Ke
         function=_bind(function, artifact, device),
         module=module,
     )
+
+
+def open_libraries(entry: Entry) -> tuple[ctypes.CDLL, ...]:
+    """Return the libraries that an artifact needs beside its own file, opened.
+
+    Raises:
+        ArtifactLoadError: one is missing, changed, or no shared library.
+    """
+    paths = check_files(entry, verify=entry.is_overlay)[1:]
+    try:
+        return tuple(_open_library(path) for path in paths)
+    except OSError as error:
+        raise ArtifactLoadError(f"{entry.artifact.key}: {error}") from error
+
+
+def _open_library(path: Path) -> ctypes.CDLL:
+    # The artifact opens it by its name alone, which finds what is open already. ctypes never
+    # closes it.
+    return ctypes.CDLL(str(path))
 
 
 def _bind(function: Callable[..., Any], artifact: Artifact, device: Device) -> Callable[..., Any]:

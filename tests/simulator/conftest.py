@@ -167,9 +167,7 @@ def compiler() -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="session")
-def simulator(
-    tmp_path_factory: pytest.TempPathFactory, compiler: tuple[str, ...]
-) -> Simulator:
+def simulator(tmp_path_factory: pytest.TempPathFactory, compiler: tuple[str, ...]) -> Simulator:
     path = tmp_path_factory.mktemp("simulator") / "libtilewheel_ascend_sim.so"
     compile_runtime(path, compiler=compiler)
     return Simulator(path)
@@ -195,6 +193,12 @@ def compile_source(
         return programs[source]
 
     return compile_once
+
+
+@pytest.fixture(scope="session")
+def compile_file(compile_source: Compile) -> Compile:
+    """Compile a source file of this directory."""
+    return lambda name: compile_source(Path(__file__).with_name(name).read_text())
 
 
 @pytest.fixture(autouse=True)
@@ -230,7 +234,8 @@ def copy_out(gm: str, ub: str, size: int) -> str:
 class VectorOp:
     """A kernel that applies ``body`` to blocks of bytes: inputs a, b, ... to the output.
 
-    ``body`` reads the UB buffers ``a_ub``, ... and writes ``out_ub``; m8, m16 and m32 are full masks.
+    ``body`` reads the UB buffers ``a_ub``, ... and writes ``out_ub``; m8, m16 and m32 are full
+    masks.
     """
 
     name: str

@@ -7,139 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-FLAGS = """
-extern "C" __global__ __vector__ void double_set(__gm__ float *x) {
-  asc_sync_notify(PIPE_V, PIPE_MTE2, static_cast<event_t>(1));
-  asc_sync_notify(PIPE_V, PIPE_MTE2, static_cast<event_t>(1));
-}
-extern "C" __global__ __vector__ void wait_on_unset(__gm__ float *x) {
-  asc_sync_notify(PIPE_V, PIPE_MTE2, static_cast<event_t>(0));
-  asc_sync_wait(PIPE_V, PIPE_MTE2, static_cast<event_t>(0));
-  asc_sync_wait(PIPE_V, PIPE_MTE2, static_cast<event_t>(0));
-}
-extern "C" __global__ __vector__ void left_set(__gm__ float *x) {
-  asc_sync_notify(PIPE_MTE2, PIPE_V, static_cast<event_t>(3));
-}
-extern "C" __global__ __vector__ void bad_event(__gm__ float *x) {
-  asc_sync_notify(PIPE_MTE2, PIPE_V, static_cast<event_t>(8));
-}
-extern "C" __global__ __vector__ void one_pipe(__gm__ float *x) {
-  asc_sync_notify(PIPE_V, PIPE_V, static_cast<event_t>(0));
-}
-extern "C" __global__ __vector__ void lock_twice(__gm__ float *x) {
-  asc_lock(PIPE_V, 2, ASC_LOCK_BLOCK);
-  asc_lock(PIPE_MTE2, 2, ASC_LOCK_BLOCK);
-}
-extern "C" __global__ __vector__ void unlock_foreign(__gm__ float *x) {
-  asc_lock(PIPE_V, 2, ASC_LOCK_BLOCK);
-  asc_unlock(PIPE_MTE2, 2, ASC_LOCK_BLOCK);
-}
-extern "C" __global__ __vector__ void left_locked(__gm__ float *x) {
-  asc_lock(PIPE_V, 2, ASC_LOCK_BLOCK);
-}
-extern "C" __global__ __vector__ void assertion(__gm__ float *x) {
-  device_assert(x == nullptr);
-}
-"""
 
-LOAD = "simd_inst::vlds_norm<float>"
-MEMORY = f"""
-extern "C" __global__ __vector__ void load_beyond(__gm__ float *x, int32_t offset) {{
-  __ubuf__ float *x_ub = (__ubuf__ float *)64;
-  auto v = {LOAD}(x_ub + offset, 0);
-  simd_inst::vsts_1st(v, x_ub, 0, asc_create_mask_b32(PAT_ALL));
-}}
-extern "C" __global__ __vector__ void store_beyond(__gm__ float *x, int32_t offset) {{
-  __ubuf__ float *x_ub = (__ubuf__ float *)64;
-  auto m = asc_create_mask_b32(PAT_ALL);
-  auto v = simd_inst::vdup<float>(1.0f, m, MODE_ZEROING);
-  simd_inst::vsts_norm(v, x_ub + offset, 0, asc_update_mask_b32(3));
-}}
-extern "C" __global__ __vector__ void gather_beyond(__gm__ float *x, int32_t offset) {{
-  __ubuf__ float *x_ub = (__ubuf__ float *)64;
-  auto m = asc_create_mask_b32(PAT_ALL);
-  auto v = simd_inst::vgather2(x_ub, simd_inst::vdup<uint32_t>(offset, m, MODE_ZEROING), m);
-  simd_inst::vsts_1st(v, x_ub, 0, m);
-}}
-extern "C" __global__ __vector__ void dma_in(__gm__ float *x, int32_t offset, int32_t size) {{
-  __ubuf__ uint8_t *x_ub = (__ubuf__ uint8_t *)0;
-  asc_copy_gm2ub_align(x_ub + offset, (__gm__ uint8_t*)(x), 1, size, 0, 0, 0, static_cast<asc_load_l2_cache_mode>(0), size, size);
-}}
-extern "C" __global__ __vector__ void dma_rows(__gm__ float *x, int32_t stride) {{
-  __ubuf__ uint8_t *x_ub = (__ubuf__ uint8_t *)0;
-  asc_copy_gm2ub_align(x_ub, (__gm__ uint8_t*)(x), 2, 16, 0, 0, 0, static_cast<asc_load_l2_cache_mode>(0), 16, stride);
-}}
-extern "C" __global__ __vector__ void dma_out(__gm__ float *x, int32_t written) {{
-  __ubuf__ float *x_ub = (__ubuf__ float *)0;
-  auto m = asc_create_mask_b32(PAT_ALL);
-  simd_inst::vsts_norm(simd_inst::vdup<float>(1.0f, m, MODE_ZEROING), x_ub, 0, asc_update_mask_b32(written));
-  asc_sync();
-  asc_copy_ub2gm_align((__gm__ uint8_t*)(x), (__ubuf__ uint8_t*)x_ub, 1, 64, static_cast<asc_store_l2_cache_mode>(4), 64, 64);
-}}
-extern "C" __global__ __vector__ void computed_from_undefined(__gm__ float *x, int32_t selected) {{
-  __ubuf__ float *x_ub = (__ubuf__ float *)0;
-  auto m = asc_create_mask_b32(PAT_ALL);
-  auto some = asc_update_mask_b32(4);
-  simd_inst::vsts_norm(simd_inst::vdup<float>(1.0f, m, MODE_ZEROING), x_ub, 0, some);
-  auto v = simd_inst::vadds({LOAD}(x_ub, 0), 1.0f, m, MODE_ZEROING);
-  auto w = simd_inst::vsel(v, simd_inst::vdup<float>(7.0f, m, MODE_ZEROING), some);
-  if (selected) {{
-    v = w;
-  }}
-  simd_inst::vsts_norm(v, x_ub, 64, m);
-  asc_sync();
-  asc_copy_ub2gm_align((__gm__ uint8_t*)(x), (__ubuf__ uint8_t*)(x_ub + 64), 1, 64, static_cast<asc_store_l2_cache_mode>(4), 64, 64);
-}}
-extern "C" __global__ __vector__ void scalar_store(__gm__ float *x, int32_t index) {{
-  __ubuf__ float *x_ub = (__ubuf__ float *)0;
-  for (int32_t i = 0; i < 16; ++i) {{
-    x_ub[i] = 2.0f;
-    x_ub[i + index] = 2.0f;
-  }}
-  asc_sync();
-  asc_copy_ub2gm_align((__gm__ uint8_t*)(x), (__ubuf__ uint8_t*)x_ub, 1, 64, static_cast<asc_store_l2_cache_mode>(4), 64, 64);
-}}
-extern "C" __global__ __vector__ void short_row(__gm__ float *x, __gm__ float *y) {{
-  __ubuf__ float *x_ub = (__ubuf__ float *)0;
-  auto m = asc_create_mask_b32(PAT_ALL);
-  simd_inst::vsts_norm(simd_inst::vdup<float>(1.0f, m, MODE_ZEROING), x_ub, 0, m);
-  asc_sync();
-  asc_copy_gm2ub_align((__ubuf__ uint8_t*)x_ub, (__gm__ uint8_t*)(x), 1, 20, 0, 0, 0, static_cast<asc_load_l2_cache_mode>(0), 20, 20);
-  asc_sync();
-  asc_copy_ub2gm_align((__gm__ uint8_t*)(y), (__ubuf__ uint8_t*)x_ub, 1, 64, static_cast<asc_store_l2_cache_mode>(4), 64, 64);
-}}
-extern "C" __global__ __vector__ void padded_row(__gm__ float *x, __gm__ float *y) {{
-  __ubuf__ uint32_t *x_ub = (__ubuf__ uint32_t *)0;
-  float pad = 5.0f;
-  asc_set_copy_pad_val(*reinterpret_cast<uint32_t*>(&pad));
-  asc_copy_gm2ub_align((__ubuf__ uint32_t*)x_ub, (__gm__ uint32_t*)(x), 2, 20, 0, 3, 1, static_cast<asc_load_l2_cache_mode>(0), 20, 32);
-  asc_sync();
-  asc_copy_ub2gm_align((__gm__ uint8_t*)(y), (__ubuf__ uint8_t*)x_ub, 2, 32, static_cast<asc_store_l2_cache_mode>(4), 40, 32);
-}}
-extern "C" __global__ __vector__ void atomic_sum(__gm__ float *x, __gm__ bfloat16_t *y) {{
-  __ubuf__ float *x_ub = (__ubuf__ float *)0;
-  auto m = asc_create_mask_b32(PAT_ALL);
-  simd_inst::vsts_norm(simd_inst::vdup<float>(2.0f, m, MODE_ZEROING), x_ub, 0, m);
-  auto m16 = asc_create_mask_b16(PAT_ALL);
-  simd_inst::vsts_norm(simd_inst::vdup<bfloat16_t>(bfloat16_t(block_idx + 1), m16, MODE_ZEROING), (__ubuf__ bfloat16_t*)(x_ub + 64), 0, m16);
-  asc_sync();
-  asc_set_atomic_add_float();
-  asc_copy_ub2gm_align((__gm__ uint8_t*)(x), (__ubuf__ uint8_t*)x_ub, 1, 64, static_cast<asc_store_l2_cache_mode>(4), 64, 64);
-  asc_set_atomic_max_bfloat();
-  asc_copy_ub2gm_align((__gm__ uint8_t*)(y), (__ubuf__ uint8_t*)(x_ub + 64), 1, 32, static_cast<asc_store_l2_cache_mode>(4), 32, 32);
-  asc_set_atomic_none();
-}}
-"""
+@pytest.fixture(scope="module")
+def flags(compile_file: Any) -> Any:
+    return compile_file("protocol.asc")
 
 
 @pytest.fixture(scope="module")
-def flags(compile_source: Any) -> Any:
-    return compile_source(FLAGS)
-
-
-@pytest.fixture(scope="module")
-def memory(compile_source: Any) -> Any:
-    return compile_source(MEMORY)
+def memory(compile_file: Any) -> Any:
+    return compile_file("memory.asc")
 
 
 def error_of(program: Any, name: str, *values: Any, **options: Any) -> str:

@@ -87,7 +87,9 @@ def convert(vector_op: Any, compile_ops: Any) -> Callable[..., Array]:
     """Convert an array of source elements; the result has one target element for each."""
     ops = {}
     for source, target, tags in CASES:
-        mask = f"m{8 * max(WIDTH[source], WIDTH[target])}" if "int64" not in (source, target) else "m8"
+        mask = (
+            f"m{8 * max(WIDTH[source], WIDTH[target])}" if "int64" not in (source, target) else "m8"
+        )
         if "e2m1" in (source, target):
             mask = "m32"
         ctype_in, ctype_out = CTYPES[source], CTYPES[target]
@@ -138,7 +140,9 @@ def assert_same(actual: Array, expected: Array) -> None:
 def every(name: str) -> Array:
     dtype = DTYPES[name]
     unsigned: Any = {1: np.uint8, 2: np.uint16}[np.dtype(dtype).itemsize]
-    return np.arange(1 << (8 * np.dtype(dtype).itemsize), dtype=np.uint32).astype(unsigned).view(dtype)
+    return (
+        np.arange(1 << (8 * np.dtype(dtype).itemsize), dtype=np.uint32).astype(unsigned).view(dtype)
+    )
 
 
 def probes(finite: Array) -> Array:
@@ -172,9 +176,7 @@ def test_every_small_float_widens_exactly(convert: Any, name: str) -> None:
     ("name", "largest"),
     [("bfloat16", 3.3895314e38), ("float16", 65504.0), ("e4m3", 448.0), ("e5m2", 57344.0)],
 )
-def test_rounding_is_to_nearest_even_and_saturates(
-    convert: Any, name: str, largest: float
-) -> None:
+def test_rounding_is_to_nearest_even_and_saturates(convert: Any, name: str, largest: float) -> None:
     tags = f"ROUND_R, RS_ENABLE, PART_{'P0' if WIDTH[name] == 1 else 'EVEN'}"
     finite = every(name)[np.isfinite(every(name).astype(np.float32))]
     values = probes(finite)
@@ -198,9 +200,7 @@ def test_unsaturated_overflow_is_infinity_or_nan(convert: Any) -> None:
 
 @pytest.mark.parametrize("name", ["bfloat16", "float16"])
 @pytest.mark.parametrize("letter", ["A", "F", "C", "Z"])
-def test_directed_rounding_takes_the_right_neighbour(
-    convert: Any, name: str, letter: str
-) -> None:
+def test_directed_rounding_takes_the_right_neighbour(convert: Any, name: str, letter: str) -> None:
     finite = np.sort(every(name)[np.isfinite(every(name).astype(np.float32))].astype(np.float64))
     values = probes(every(name)[np.isfinite(every(name).astype(np.float32))])
     values = values[np.abs(values) <= finite[-1]]
@@ -229,9 +229,7 @@ def test_every_fp4_pair_widens_exactly(convert: Any) -> None:
     table = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
     table = np.concatenate([table, -table])
     expected = np.stack([table[pairs & 15], table[pairs >> 4]], 1).reshape(-1)
-    assert_same(
-        convert("e2m1", "bfloat16", "PART_P0", pairs), expected.astype(ml_dtypes.bfloat16)
-    )
+    assert_same(convert("e2m1", "bfloat16", "PART_P0", pairs), expected.astype(ml_dtypes.bfloat16))
 
 
 def test_every_bf16_rounds_to_fp4_and_pairs_low_first(convert: Any) -> None:
@@ -332,8 +330,6 @@ def test_integers_round_to_the_nearest_fp32(convert: Any, source: str) -> None:
         ("Z", [16777216, 16777218, -16777216]),
     ],
 )
-def test_int32_rounds_to_fp32_in_every_mode(
-    convert: Any, letter: str, expected: list[int]
-) -> None:
+def test_int32_rounds_to_fp32_in_every_mode(convert: Any, letter: str, expected: list[int]) -> None:
     values = np.array([2**24 + 1, 2**24 + 3, -(2**24) - 1], np.int32)
     assert convert("int32", "float32", f"ROUND_{letter}", values).tolist() == expected

@@ -18,21 +18,8 @@ INCLUDES = "#include <tl_templates/ascend/common.h>\n#include <tl_templates/asce
 
 
 def add_source(value: int) -> str:
-    return f"""{INCLUDES}extern "C" __global__ __vector__ void add_some(__gm__ float* x, int32_t n, float extra) {{
-  asc_init();
-  __ubuf__ float *x_ub = (__ubuf__ float *)0;
-  auto m = asc_create_mask_b32(PAT_ALL);
-  for (int32_t i = block_idx; i < n; i += block_num) {{
-    asc_copy_gm2ub_align((__ubuf__ uint8_t*)x_ub, (__gm__ uint8_t*)(x + i * 64), 1, 256, 0, 0, 0, static_cast<asc_load_l2_cache_mode>(0), 256, 256);
-    asc_sync();
-    auto v = simd_inst::vadds(simd_inst::vlds_norm<float>(x_ub, 0), {value}.0f + extra, m, MODE_ZEROING);
-    simd_inst::vsts_norm(v, x_ub, 0, m);
-    asc_sync();
-    asc_copy_ub2gm_align((__gm__ uint8_t*)(x + i * 64), (__ubuf__ uint8_t*)x_ub, 1, 256, static_cast<asc_store_l2_cache_mode>(4), 256, 256);
-    asc_sync();
-  }}
-}}
-"""
+    text = Path(__file__).with_name("add.asc").read_text()
+    return INCLUDES + text.replace("VALUE", f"{value}.0f")
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +65,7 @@ def test_bad_requests_are_errors(simulator: Any, add_one: Any) -> None:
 
     assert "dlopen" not in error_of(simulator.load, b"not an elf image")
     text = error_of(simulator.function, add_one.binary, "no_such_kernel")
-    assert text == (
-        "aclrtBinaryGetFunction: binary has no kernel no_such_kernel, must define it"
-    )
+    assert text == ("aclrtBinaryGetFunction: binary has no kernel no_such_kernel, must define it")
     function = simulator.function(add_one.binary, "add_some")
     assert error_of(simulator.launch, function, 1, bytes(8), 4096) == (
         "add_some: arguments have 8 bytes, must have 16"
@@ -206,18 +191,7 @@ def test_the_runtime_needs_only_libc(simulator: Any) -> None:
 def test_portable_fibers_behave_like_the_assembly(
     tmp_path: Path, compiler: tuple[str, ...], simulator: Any
 ) -> None:
-    source = f"""{INCLUDES}
-__simt_vf__ inline void turn_simt_vf_0(__ubuf__ int32_t* ub, __gm__ int32_t* x) {{
-  int32_t tx = ((int32_t)threadIdx.x);
-  ub[tx] = asc_shfl_xor(x[tx], 1);
-  asc_syncthreads();
-  x[tx] = ub[95 - tx];
-}}
-extern "C" __global__ __vector__ void turn(__gm__ int32_t* x) {{
-  __ubuf__ int32_t *ub = (__ubuf__ int32_t *)0;
-  asc_vf_call<turn_simt_vf_0>(cce::dim3(96), ub, x);
-}}
-"""
+    source = INCLUDES + Path(__file__).with_name("turn.asc").read_text()
     path = tmp_path / "libportable.so"
     compile_runtime(path, compiler=compiler, flags=("-DTILEWHEEL_SIM_UCONTEXT",))
     out = tmp_path / "turn.so"

@@ -27,18 +27,23 @@ def lower(function: Any) -> tuple[str, int]:
             function, target=target, enable_host_codegen=False, enable_device_compile=False
         )
     (device,) = artifact.device_mod.functions.values()
-    return artifact.kernel_source, int(device.attrs["dyn_shared_memory_buf"])
+    return artifact.kernel_source, int(device.attrs.get("dyn_shared_memory_buf", 0))
 
 
 @pytest.fixture(scope="module")
-def cast_source() -> tuple[str, int]:
-    path = Path(__file__).with_name("cast_kernel.py")
-    spec = importlib.util.spec_from_file_location("cast_kernel", path)
+def kernels() -> Any:
+    path = Path(__file__).with_name("lowered_kernels.py")
+    spec = importlib.util.spec_from_file_location("lowered_kernels", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return lower(module.cast_e4m3(HIDDEN, NUM_CORES))
+    return module
+
+
+@pytest.fixture(scope="module")
+def cast_source(kernels: Any) -> tuple[str, int]:
+    return lower(kernels.cast_e4m3(HIDDEN, NUM_CORES))
 
 
 def run_cast(program: Any, ub_bytes: int, num_tokens: int) -> None:
@@ -108,6 +113,54 @@ def test_too_little_ub_is_an_error(compile_source: Any, cast_source: tuple[str, 
     source, ub_bytes = cast_source
     with pytest.raises(RuntimeError, match=rf"must end within {ub_bytes - 32} bytes"):
         run_cast(compile_source(source), ub_bytes - 32, 29)
+
+
+@pytest.mark.parametrize(
+    ("x_name", "y_name", "x_dtype", "y_dtype"),
+    [
+        ("bfloat16", "float8_e4m3fn", ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn),
+        ("float16", "bfloat16", np.float16, ml_dtypes.bfloat16),
+    ],
+)
+def test_a_lowered_simt_kernel_agrees_with_numpy(
+    compile_source: Any,
+    kernels: Any,
+    simulator: Any,
+    x_name: str,
+    y_name: str,
+    x_dtype: Any,
+    y_dtype: Any,
+) -> None:
+    source, ub_bytes = lower(kernels.exp_rows(512, 3, x_name, y_name))
+    program = compile_source(source)
+    x = np.random.default_rng(7).integers(-4, 5, (10, 512)).astype(x_dtype)
+    wide = x.astype(np.float32)
+    exact = np.exp(wide) * (1 / np.sqrt(np.abs(wide) + 1))
+    for races in (False, True):
+        simulator.set_race_detection(races)
+        y, s = np.zeros((10, 512), y_dtype), np.zeros(10, np.float32)
+        values = {"x": x.view(np.uint8), "y": y.view(np.uint8), "s": s, "num_rows": 10}
+        kernel = program.rewritten.kernels[0]
+        arguments = [values[parameter.name] for parameter in kernel.parameters]
+        program.run(kernel.name, *arguments, blocks=3, ub_bytes=ub_bytes or 4096)
+        assert (s == wide.sum(1)).all()
+        assert np.allclose(y.astype(np.float32), exact, rtol=0.07)
+
+
+def test_lowered_random_numbers_are_normal_and_repeatable(
+    compile_source: Any, kernels: Any
+) -> None:
+    source, _ = lower(kernels.normal_numbers(1024, 8))
+    program = compile_source(source)
+    draws = []
+    for seed in (1, 1, 2):
+        y = np.zeros(8 * 1024, ml_dtypes.bfloat16)
+        program.run("normal_numbers_kernel", y.view(np.uint8), seed, blocks=8)
+        draws.append(y.astype(np.float64))
+    assert (draws[0] == draws[1]).all()
+    assert (draws[0] != draws[2]).any()
+    assert abs(draws[0].mean()) < 0.05
+    assert abs(draws[0].std() - 1) < 0.05
 
 
 # ---- topk_gate

@@ -166,9 +166,7 @@ def test_ordered_accesses_are_no_race(program: Any, simulator: Any, name: str) -
         ("run_wrong_fence", "must be separated by mem_bar(VST_VLD)"),
     ],
 )
-def test_unordered_accesses_are_a_race(
-    program: Any, simulator: Any, name: str, text: str
-) -> None:
+def test_unordered_accesses_are_a_race(program: Any, simulator: Any, name: str, text: str) -> None:
     x = np.zeros(64, np.float32)
     program.run(name, x)  # the race is invisible in program order
     simulator.set_race_detection(True)

@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tilewheel_build.simulator import KernelEntry, Parameter, rewrite_source
 
-SOURCE = """#include <tl_templates/ascend/common.h>
-__simd_vf__ inline void k_simd_vf_0(__ubuf__ uint8_t* buf_dyn_shmem, int32_t block_idx) {
-  vector_bool m = asc_create_mask_b32(PAT_ALL);
-  auto v = simd_inst::vlds_norm<float>((__ubuf__ float*)buf_dyn_shmem, 0);
-  simd_inst::vsts_norm(v, (__ubuf__ float*)buf_dyn_shmem, 64, m);
-}
-
-extern "C" __global__ __vector__ void k(__gm__ float* __restrict__ x, __gm__ const bfloat16_t *y, int8_t a, int64_t b, bool c, float d) {
-  asc_init();
-  __ubuf__ uint8_t *buf_dyn_shmem = (__ubuf__ uint8_t *)0;
-  __ubuf__ float *acc = (__ubuf__ float *)4096;
-  for (int32_t w = 0; w < 4; ++w) {
-    asc_sync_wait(PIPE_V, PIPE_MTE2,
-                  static_cast<event_t>(0));
-    k_simd_vf_0(buf_dyn_shmem, block_idx);
-  }
-}
-"""
+SOURCE = Path(__file__).with_name("rewrite.asc").read_text()
 
 
 def test_arguments_are_laid_out_as_acl_packs_them() -> None:
@@ -66,7 +51,9 @@ def test_ub_addresses_become_offsets_and_names() -> None:
 
 def test_a_cross_core_barrier_needs_all_blocks() -> None:
     assert not rewrite_source(SOURCE).needs_all_blocks
-    assert rewrite_source(SOURCE.replace("asc_init()", "asc_sync_inter_wait(PIPE_MTE3, 0)")).needs_all_blocks
+    assert rewrite_source(
+        SOURCE.replace("asc_init()", "asc_sync_inter_wait(PIPE_MTE3, 0)")
+    ).needs_all_blocks
 
 
 def test_a_source_without_kernel_is_refused() -> None:
@@ -75,5 +62,7 @@ def test_a_source_without_kernel_is_refused() -> None:
 
 
 def test_an_unknown_parameter_type_is_refused() -> None:
-    with pytest.raises(ValueError, match="k: parameter d has type float3, must be a pointer or one of"):
+    with pytest.raises(
+        ValueError, match="k: parameter d has type float3, must be a pointer or one of"
+    ):
         rewrite_source(SOURCE.replace("float d", "float3 d"))

@@ -9,168 +9,15 @@ import pytest
 
 Array = np.ndarray[Any, Any]
 
-SOURCE = """
-#include <tl_templates/ascend/common.h>
-#include <tl_templates/ascend/debug.h>
-#include <tl_templates/ascend/philox_rng.h>
-__simt_vf__ __launch_bounds__(256) inline void warp_simt_vf_0(__gm__ float* x, __gm__ int32_t* y, __gm__ float* out, __gm__ int32_t* out_int, int32_t n) {
-  int32_t tx = ((int32_t)threadIdx.x);
-  float sum = asc_reduce_add(x[tx]);
-  float largest = asc_reduce_max(x[tx]);
-  float smallest = asc_reduce_min(x[tx]);
-  out[tx] = sum;
-  out[n + tx] = largest;
-  out[2 * n + tx] = smallest;
-  int32_t peer = asc_shfl_xor(y[tx], 5);
-  int32_t total = asc_reduce_add(y[tx]);
-  uint32_t largest_bits = asc_reduce_max((uint32_t)y[tx]);
-  int32_t votes = (int32_t)asc_ballot(y[tx] > 0);
-  out_int[tx] = peer;
-  out_int[n + tx] = total;
-  out_int[2 * n + tx] = (int32_t)largest_bits;
-  out_int[3 * n + tx] = votes;
-}
-extern "C" __global__ __vector__ void warp(__gm__ float* x, __gm__ int32_t* y, __gm__ float* out, __gm__ int32_t* out_int) {
-  asc_vf_call<warp_simt_vf_0>(cce::dim3(64), x, y, out, out_int, 64);
-}
-__simt_vf__ __launch_bounds__(512) inline void all_reduce_simt_vf_0(__ubuf__ float* red, __gm__ float* x, __gm__ float* out) {
-  int32_t tx = ((int32_t)threadIdx.x);
-  float sum = tl::AscendAllReduce<tl::SumOp, 256, 1, 0>::run(x[tx], red);
-  out[tx] = sum;
-  float row = tl::AscendAllReduce<tl::MaxOp, 16, 1, 0>::run(x[tx], red);
-  out[256 + tx] = row;
-  float strided = tl::AscendAllReduce<tl::MinOp, 256, 4, 0>::run(x[tx], red);
-  out[512 + tx] = strided;
-}
-extern "C" __global__ __vector__ void all_reduce(__gm__ float* x, __gm__ float* out) {
-  __ubuf__ float *red = (__ubuf__ float *)0;
-  asc_vf_call<all_reduce_simt_vf_0>(cce::dim3(256), red, x, out);
-}
-__simt_vf__ inline void reverse_simt_vf_0(__ubuf__ int32_t* ub, __gm__ int32_t* x) {
-  int32_t tx = ((int32_t)threadIdx.x) + 8 * ((int32_t)threadIdx.y);
-  ub[tx] = x[tx];
-  asc_syncthreads();
-  x[tx] = ub[127 - tx];
-}
-extern "C" __global__ __vector__ void reverse(__gm__ int32_t* x) {
-  __ubuf__ int32_t *ub = (__ubuf__ int32_t *)0;
-  asc_vf_call<reverse_simt_vf_0>(cce::dim3(8, 16), ub, x);
-}
-__simt_vf__ inline void fill_simt_vf_0(__ubuf__ int32_t* ub) {
-  ub[((int32_t)threadIdx.x)] = -1;
-}
-extern "C" __global__ __vector__ void fill_then_store(__gm__ int32_t* out) {
-  __ubuf__ int32_t *ub = (__ubuf__ int32_t *)0;
-  asc_vf_call<fill_simt_vf_0>(cce::dim3(64), ub);
-  asc_sync();
-  asc_copy_ub2gm_align((__gm__ uint8_t*)(out), (__ubuf__ uint8_t*)ub, 1, 256, static_cast<asc_store_l2_cache_mode>(4), 256, 256);
-}
-extern "C" __global__ __vector__ void fill_without_wait(__gm__ int32_t* out) {
-  __ubuf__ int32_t *ub = (__ubuf__ int32_t *)0;
-  asc_vf_call<fill_simt_vf_0>(cce::dim3(64), ub);
-  asc_copy_ub2gm_align((__gm__ uint8_t*)(out), (__ubuf__ uint8_t*)ub, 1, 256, static_cast<asc_store_l2_cache_mode>(4), 256, 256);
-}
-__simt_vf__ inline void half_barrier_simt_vf_0(__gm__ int32_t* x) {
-  if (((int32_t)threadIdx.x) < 16) {
-    asc_syncthreads();
-  }
-}
-extern "C" __global__ __vector__ void half_barrier(__gm__ int32_t* x) {
-  asc_vf_call<half_barrier_simt_vf_0>(cce::dim3(64), x);
-}
-__simt_vf__ inline void two_barriers_simt_vf_0(__gm__ int32_t* x) {
-  if (((int32_t)threadIdx.x) < 16) {
-    asc_syncthreads();
-  } else {
-    asc_syncthreads();
-  }
-}
-extern "C" __global__ __vector__ void two_barriers(__gm__ int32_t* x) {
-  asc_vf_call<two_barriers_simt_vf_0>(cce::dim3(64), x);
-}
-__simt_vf__ inline void two_collectives_simt_vf_0(__gm__ int32_t* x) {
-  if (((int32_t)threadIdx.x) < 40) {
-    x[0] = asc_reduce_add(1);
-  } else {
-    x[1] = asc_reduce_max(1);
-  }
-}
-extern "C" __global__ __vector__ void two_collectives(__gm__ int32_t* x) {
-  asc_vf_call<two_collectives_simt_vf_0>(cce::dim3(64), x);
-}
-__simt_vf__ inline void lonely_shuffle_simt_vf_0(__gm__ int32_t* x) {
-  if (((int32_t)threadIdx.x) < 4) {
-    x[0] = asc_shfl_xor(1, 4);
-  }
-}
-extern "C" __global__ __vector__ void lonely_shuffle(__gm__ int32_t* x) {
-  asc_vf_call<lonely_shuffle_simt_vf_0>(cce::dim3(32), x);
-}
-extern "C" __global__ __vector__ void barrier_outside(__gm__ int32_t* x) {
-  asc_syncthreads();
-}
-__simt_vf__ inline void assertion_simt_vf_0(__gm__ int32_t* x) {
-  asc_syncthreads();
-  device_assert_with_msg(((int32_t)threadIdx.x) != 33, "thread 33");
-}
-extern "C" __global__ __vector__ void assertion_in_thread(__gm__ int32_t* x) {
-  asc_vf_call<assertion_simt_vf_0>(cce::dim3(64), x);
-}
-__simt_vf__ inline void count_simt_vf_0(__gm__ int64_t* counter, __gm__ float* sum, __gm__ int32_t* largest) {
-  asc_atomic_add((&(counter[0])), (int64_t)1);
-  asc_atomic_add((&(sum[0])), 0.5f);
-  asc_atomic_max((&(largest[0])), (int32_t)(block_idx * 64 + threadIdx.x));
-}
-extern "C" __global__ __vector__ void count(__gm__ int64_t* counter, __gm__ float* sum, __gm__ int32_t* largest) {
-  asc_vf_call<count_simt_vf_0>(cce::dim3(64), counter, sum, largest);
-}
-__simt_vf__ inline void random_simt_vf_0(__gm__ uint32_t* bits, __gm__ float* uniform, __gm__ float* normal, int64_t seed, int64_t offset) {
-  int32_t tx = ((int32_t)threadIdx.x);
-  tl::AscendPhiloxState state;
-  tl::philox_init(&state, seed, tx, offset);
-  for (int32_t i = 0; i < 6; ++i) {
-    bits[tx * 6 + i] = tl::philox_rand(&state);
-  }
-  uniform[tx] = tl::philox_rand_uniform(&state);
-  normal[tx] = tl::philox_rand_normal(&state);
-}
-extern "C" __global__ __vector__ void random_numbers(__gm__ uint32_t* bits, __gm__ float* uniform, __gm__ float* normal, int64_t seed, int64_t offset) {
-  asc_vf_call<random_simt_vf_0>(cce::dim3(40), bits, uniform, normal, seed, offset);
-}
-"""
 
-CROSS_CORE = """
-extern "C" __global__ __vector__ void exchange(__gm__ int32_t* x, __gm__ int32_t* out, int32_t rounds, int32_t absent) {
-  for (int32_t i = 0; i < rounds; ++i) {
-    if (block_idx == absent) {
-      return;
-    }
-    asc_store_dev(x + block_idx, asc_load_dev(x + block_idx) + 1);
-    asc_sync_inter_arrive(PIPE_MTE3, 3);
-    asc_sync_inter_wait(PIPE_MTE3, 3);
-    out[block_idx * rounds + i] = asc_load_dev(x + (block_idx + 1) % block_num);
-    asc_sync_inter_arrive(PIPE_MTE3, 4);
-    asc_sync_inter_wait(PIPE_MTE3, 4);
-  }
-}
-extern "C" __global__ __vector__ void fail_while_others_wait(__gm__ int32_t* x) {
-  if (block_idx == 5) {
-    device_assert(x == nullptr);
-  }
-  asc_sync_inter_arrive(PIPE_MTE3, 0);
-  asc_sync_inter_wait(PIPE_MTE3, 0);
-}
-"""
+@pytest.fixture(scope="module")
+def simt(compile_file: Any) -> Any:
+    return compile_file("simt.asc")
 
 
 @pytest.fixture(scope="module")
-def simt(compile_source: Any) -> Any:
-    return compile_source(SOURCE)
-
-
-@pytest.fixture(scope="module")
-def cross_core(compile_source: Any) -> Any:
-    return compile_source(CROSS_CORE)
+def cross_core(compile_file: Any) -> Any:
+    return compile_file("cross_core.asc")
 
 
 def error_of(program: Any, name: str, *values: Any, **options: Any) -> str:
@@ -190,7 +37,9 @@ def test_warp_collectives_combine_32_lanes(simt: Any) -> None:
         assert (row == np.repeat(expected, 32)).all()
     assert (out_int[0] == y[np.arange(64) ^ 5]).all()
     assert (out_int[1] == np.repeat(y.reshape(2, 32).sum(1), 32)).all()
-    assert (out_int[2] == np.repeat(y.view(np.uint32).reshape(2, 32).max(1), 32).view(np.int32)).all()
+    assert (
+        out_int[2] == np.repeat(y.view(np.uint32).reshape(2, 32).max(1), 32).view(np.int32)
+    ).all()
     votes = ((y.reshape(2, 32) > 0) << np.arange(32, dtype=np.uint64)).sum(1).astype(np.uint32)
     assert (out_int[3].view(np.uint32) == np.repeat(votes, 32)).all()
 
@@ -233,11 +82,11 @@ def test_a_simt_store_races_with_dma(simt: Any, simulator: Any) -> None:
         ),
         (
             "two_barriers",
-            "threads 0 and 16 wait at different barriers (lines 72 and 74), must reach the same one",
+            "threads 0 and 16 wait at different barriers (lines 73 and 75), must reach the same one",
         ),
         (
             "two_collectives",
-            "lanes 0 and 8 of a warp wait at different collectives (lines 82 and 84), must reach the "
+            "lanes 0 and 8 of a warp wait at different collectives (lines 83 and 85), must reach the "
             "same one",
         ),
         ("lonely_shuffle", "asc_shfl_xor: lane 0 reads lane 4, must take part in the shuffle"),

@@ -96,7 +96,11 @@ EXPRESSIONS: dict[str, tuple[tuple[str, ...], str, str]] = {
     "squeeze": ((S32,), S32, "simd_inst::vsqz(a, simd_inst::vcmps_gt(a, 0, m), MODE_STORED)"),
     "count_before": ((S32,), S32, "simd_inst::vusqz<int32_t>(simd_inst::vcmps_gt(a, 0, m))"),
     "first_five": ((F32,), F32, "simd_inst::vadds(a, 1.0f, asc_update_mask_b32(5), MODE_ZEROING)"),
-    "every_fourth": ((F32,), F32, "simd_inst::vadds(a, 1.f, asc_create_mask_b32(PAT_M4), MODE_ZEROING)"),
+    "every_fourth": (
+        (F32,),
+        F32,
+        "simd_inst::vadds(a, 1.f, asc_create_mask_b32(PAT_M4), MODE_ZEROING)",
+    ),
     "low_product": ((U32, U32), U32, "simd_inst::vmull(a, b, m).v0"),
     "high_product": ((U32, U32), U32, "simd_inst::vmull(a, b, m).v1"),
     "sum_with_carry": (
@@ -301,7 +305,12 @@ def test_fp32_arithmetic_is_ieee(apply: Check, name: str, function: Any) -> None
     with np.errstate(all="ignore"):
         expected = function(a, b)
     actual = apply(name, a, b)[: len(a)]
-    if name in ("max_f32", "min_f32", "select_lt", "absdif_f32"):  # the sign of zero is not specified
+    if name in (
+        "max_f32",
+        "min_f32",
+        "select_lt",
+        "absdif_f32",
+    ):  # the sign of zero is not specified
         assert_bits(actual + np.float32(0), expected + np.float32(0))
     else:
         assert_bits(actual, expected)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tilewheel_build.c_expression import Extent, ExpressionError, extent, symbols_in, to_c
+from tilewheel_build.c_expression import ExpressionError, Extent, extent, symbols_in, to_c
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""A functional simulator of Ascend vector cores: TileLang's AscendC, compiled for and run on a CPU."""
+"""A functional simulator of Ascend vector cores: TileLang's AscendC, compiled for a CPU."""
 
 from tilewheel_build.simulator.compile import (
     RUNTIME_NAME,

@@ -64,8 +64,8 @@ MACHINE_FLAGS = {"x86_64": ("-mavx2", "-mfma"), "aarch64": ()}
 def default_compiler(machine: str | None = None) -> tuple[str, ...]:
     """Return the C++ compiler command: zig's clang if its package is installed, else g++ of PATH.
 
-    Clang's code for these kernels is up to 2.8 times as fast as that of g++, and zig links for an old
-    glibc and for another processor.
+    Clang's code for these kernels is up to 2.8 times as fast as that of g++, and zig links for an
+    old glibc and for another processor.
 
     Raises:
         ToolchainError: neither is there.

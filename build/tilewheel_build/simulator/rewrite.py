@@ -1,8 +1,8 @@
 """Generated AscendC to C++ for the simulator. Pure text to text.
 
-The generated statements stay as they are, line for line, but for three things: UB address constants
-become offsets into the simulated buffer, statements that can fail get a marker with their line number,
-and each kernel gets an entry that unpacks its arguments.
+The generated statements stay as they are, line for line, but for three things: UB address
+constants become offsets into the simulated buffer, statements that can fail get a marker with their
+line number, and each kernel gets an entry that unpacks its arguments.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def rewrite_source(source: str) -> RewrittenSource:
     """
     kernels = tuple(_kernel(match) for match in _KERNEL.finditer(source))
     if not kernels:
-        raise ValueError("source: has no kernel, must define an extern \"C\" __global__ function")
+        raise ValueError('source: has no kernel, must define an extern "C" __global__ function')
     ub_names = tuple((int(m[3]), m[1]) for m in _UB_ADDRESS.finditer(source))
     needs_all_blocks = "asc_sync_inter_" in source
     body = _UB_ADDRESS.sub(r"\1 = TILEWHEEL_SIM_UB(\2, \3);", source)
@@ -94,7 +94,8 @@ def _kernel(match: re.Match[str]) -> KernelEntry:
         if size is None:
             known = ", ".join(sorted(_SIZES))
             raise ValueError(
-                f"{match[1]}: parameter {name} has type {type_name}, must be a pointer or one of {known}"
+                f"{match[1]}: parameter {name} has type {type_name}, must be a pointer or one of "
+                f"{known}"
             )
         alignment = max(size, 4)
         end = (end + alignment - 1) // alignment * alignment

@@ -140,6 +140,19 @@ TILEWHEEL_UNUSED static bool is_empty(const DLTensor *tensor) {
   return false;
 }
 
+/* Bytes from a tensor's first element to behind its last, gaps of its strides included. */
+TILEWHEEL_UNUSED static uint64_t span_bytes(const DLTensor *tensor) {
+  if (is_empty(tensor)) return 0;
+  uint64_t elements = 1;
+  uint64_t row_major = 1;
+  for (int32_t i = tensor->ndim - 1; i >= 0; --i) {
+    uint64_t stride = tensor->strides != NULL ? (uint64_t)tensor->strides[i] : row_major;
+    elements += (uint64_t)(tensor->shape[i] - 1) * stride;
+    row_major *= (uint64_t)tensor->shape[i];
+  }
+  return elements * tensor->dtype.bits * tensor->dtype.lanes / 8;
+}
+
 TILEWHEEL_UNUSED static int read_absent(const TVMFFIAny *argument, const char *name) {
   if (argument->type_index == kTVMFFINone) return 0;
   return fail("TypeError", "%s: is %s, must be None in this variant", name,

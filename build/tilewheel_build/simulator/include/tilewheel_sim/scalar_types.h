@@ -26,6 +26,11 @@ struct Fp8 {
   uint8_t bits;
   Fp8() = default;
   Fp8(float value) : bits((uint8_t)encode<F, Round::nearest_even, Overflow::saturate_all>(value)) {}
+  // From TileLang's own 8-bit types, which convert to float: to the device compiler, this is one of
+  // the arithmetic types, to which everything converts.
+  template <typename T>
+    requires std::is_class_v<T> && (!std::is_same_v<T, Fp8>) && std::is_convertible_v<T, float>
+  Fp8(const T &value) : Fp8((float)value) {}
   operator float() const { return decode<F>(bits); }
 };
 }  // namespace sim
