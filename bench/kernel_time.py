@@ -32,8 +32,8 @@ def main() -> None:
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)))
     options = parser.parse_args()
     machine = measure.describe()
-    copy_gb_s = measure.copy_gb_s()
-    print(f"{machine['device']}: copy {copy_gb_s:.0f} GB/s")
+    ceiling_gb_s = measure.ceiling_gb_s()
+    print(f"{machine['device']}: memory ceiling {ceiling_gb_s:.0f} GB/s")
     with open(options.output, "w") as file:
         for case in (case for case in CASES if options.only in case.name):
             for num_tokens in map(int, options.tokens.split(",")):
@@ -41,7 +41,7 @@ def main() -> None:
                     "kind": "kernel_time",
                     "case": case.name,
                     "num_tokens": num_tokens,
-                    "copy_gb_s": round(copy_gb_s),
+                    "ceiling_gb_s": round(ceiling_gb_s),
                     **machine,
                 }
                 ours = time_case(case, num_tokens, case.ours)

@@ -115,6 +115,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 def start_and_wait(checkout: Any) -> subprocess.Popen[str]:
     """Start a build in a process group of its own and return when it is compiling."""
+    shutil.rmtree(checkout.out / "work", ignore_errors=True)
     process = subprocess.Popen(
         checkout.command("build", "--only", "stage*"),
         start_new_session=True,

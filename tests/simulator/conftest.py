@@ -186,7 +186,7 @@ def compile_source(
     def compile_once(source: str) -> Program:
         if source not in programs:
             path = directory / f"{len(programs)}.so"
-            text = source if "#include" in source else INCLUDES + source
+            text = source if "ascend/common.h" in source else INCLUDES + source
             rewritten = compile_kernel(text, out=path, compiler=compiler)
             image = path.read_bytes()
             programs[source] = Program(simulator, image, rewritten, simulator.load(image))

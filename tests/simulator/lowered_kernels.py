@@ -35,7 +35,7 @@ def cast_e4m3(hidden: int, num_cores: int) -> Any:
 
 
 def exp_rows(columns: int, num_cores: int, x_dtype: Any, y_dtype: Any) -> Any:
-    """Return the SIMT kernel (x, y, s): ``y = exp(x) * rsqrt(|x| + 1)``, ``s`` the row sums of x."""
+    """Return the SIMT kernel (x, y, s): ``y = exp(x) * rsqrt(|x| + 1)``, ``s = sum(x, 1)``."""
     num_rows = T.dynamic("num_rows")
 
     @T.prim_func

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy as np
@@ -33,8 +34,8 @@ ONES = np.ones(64, np.float32)
     [
         (
             "double_set",
-            "asc_sync_notify(PIPE_V, PIPE_MTE2, 1): flag is already set (line 6), must be waited for "
-            "before it is set again",
+            "asc_sync_notify(PIPE_V, PIPE_MTE2, 1): flag is already set (line 6), must be waited "
+            "for before it is set again",
         ),
         (
             "wait_on_unset",
@@ -43,8 +44,8 @@ ONES = np.ones(64, np.float32)
         ),
         (
             "left_set",
-            "asc_sync_notify(PIPE_MTE2, PIPE_V, 3): flag is still set when the kernel ends, must be "
-            "waited for",
+            "asc_sync_notify(PIPE_MTE2, PIPE_V, 3): flag is still set when the kernel ends, must "
+            "be waited for",
         ),
         (
             "bad_event",
@@ -52,7 +53,8 @@ ONES = np.ones(64, np.float32)
         ),
         (
             "one_pipe",
-            "asc_sync_notify(PIPE_V, PIPE_V, 0): names the pipes 1 and 1, must be two different pipes",
+            "asc_sync_notify(PIPE_V, PIPE_V, 0): names the pipes 1 and 1, must be two "
+            "different pipes",
         ),
         (
             "lock_twice",
@@ -87,15 +89,15 @@ def test_an_error_names_kernel_block_line_and_statement(flags: Any) -> None:
         (
             "load_beyond",
             993,
-            "vector load of 256 bytes at ub offset 4036 (x_ub + 3972) ends at 4292, must end within "
-            "4096 bytes",
+            "vector load of 256 bytes at ub offset 4036 (x_ub + 3972) ends at 4292, must end "
+            "within 4096 bytes",
         ),
         ("load_beyond", -17, "must lie in ub"),
         (
             "store_beyond",
             1006,
-            "vector store of 12 bytes at ub offset 4088 (x_ub + 4024) ends at 4100, must end within "
-            "4096 bytes",
+            "vector store of 12 bytes at ub offset 4088 (x_ub + 4024) ends at 4100, must end "
+            "within 4096 bytes",
         ),
         (
             "gather_beyond",
@@ -133,8 +135,8 @@ def test_dma_refuses_bytes_that_were_never_written(memory: Any) -> None:
     memory.run("dma_out", out, 16)
     assert (out == 1).all()
     assert (
-        "dma read of 64 bytes at ub offset 0 (x_ub + 0): 12 bytes from offset 52 on have no defined "
-        "value, must be written before" in error_of(memory, "dma_out", out, 13)
+        "dma read of 64 bytes at ub offset 0 (x_ub + 0): 12 bytes from offset 52 on have no "
+        "defined value, must be written before" in error_of(memory, "dma_out", out, 13)
     )
 
 
@@ -189,6 +191,17 @@ def test_dma_stays_within_registered_tensors(memory: Any, simulator: Any) -> Non
     simulator.set_regions((out, True))
     other = np.ones(1024, np.float32)
     assert "must lie" in error_of(memory, "dma_in", other, 0, 64)
+
+
+def test_scalar_accesses_and_prints_of_tilelangs_headers(
+    memory: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    x, y = np.array([1.5, 0], np.float32), np.array([-3, 0], np.int64)
+    memory.run("copy_scalars", x, y)
+    ctypes.CDLL(None).fflush(None)
+    assert x.tolist() == [1.5, 1.5]
+    assert y.tolist() == [-3, -3]
+    assert "BlockIdx=0: buffer=x, index=1, dtype=float32 value=1.5" in capfd.readouterr().out
 
 
 def test_a_launch_reports_what_it_moved(memory: Any, simulator: Any) -> None:

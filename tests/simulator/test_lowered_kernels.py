@@ -1,4 +1,4 @@
-"""Kernels as TileLang lowers them: right results, no violation, and every lost synchronisation found."""
+"""Kernels as TileLang lowers them: right, free of violations, every lost flag found."""
 
 from __future__ import annotations
 

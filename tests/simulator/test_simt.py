@@ -77,17 +77,18 @@ def test_a_simt_store_races_with_dma(simt: Any, simulator: Any) -> None:
     [
         (
             "half_barrier",
-            "asc_syncthreads: 16 of 64 threads wait and the others have returned, must be reached by "
-            "all",
+            "asc_syncthreads: 16 of 64 threads wait and the others have returned, must be reached "
+            "by all",
         ),
         (
             "two_barriers",
-            "threads 0 and 16 wait at different barriers (lines 73 and 75), must reach the same one",
+            "threads 0 and 16 wait at different barriers (lines 72 and 74), must reach the "
+            "same one",
         ),
         (
             "two_collectives",
-            "lanes 0 and 8 of a warp wait at different collectives (lines 83 and 85), must reach the "
-            "same one",
+            "lanes 0 and 8 of a warp wait at different collectives (lines 82 and 84), must reach "
+            "the same one",
         ),
         ("lonely_shuffle", "asc_shfl_xor: lane 0 reads lane 4, must take part in the shuffle"),
         ("barrier_outside", "asc_syncthreads outside of a simt vector function, must be inside"),

@@ -39,7 +39,7 @@ def test_kernel_without_spills_and_shared_memory_has_zero_of_them() -> None:
 
 
 def test_ptxas_that_prints_no_register_count_is_a_toolchain_error() -> None:
-    with pytest.raises(ToolchainError, match="^ptxas: printed no register count:\nnothing$"):
+    with pytest.raises(ToolchainError, match=r"^ptxas: printed no register count:\nnothing$"):
         cuda.parse_ptxas("nothing")
 
 

@@ -37,7 +37,8 @@ dimensions:
   num_tokens: {meaning: rows, minimum: 1, maximum: 1000}
 tensors:
   x: {role: in, dtype: float32, shape: [num_tokens, hidden], alignment: 16, meaning: rows}
-  bias: {role: in, dtype: float32, shape: [hidden], alignment: 16, when: {with_bias: true}, meaning: b}
+  bias:
+    {role: in, dtype: float32, shape: [hidden], alignment: 16, when: {with_bias: true}, meaning: b}
   y: {role: out, dtype: float32, shape: [num_tokens, hidden], alignment: 16, meaning: result}
 scalars:
   factor: {dtype: float32, minimum: 0.5, meaning: multiplies}

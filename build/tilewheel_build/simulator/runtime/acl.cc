@@ -127,8 +127,9 @@ TILEWHEEL_EXPORT void tilewheel_simulator_set_max_threads(int32_t count) { max_t
 // Tensors that DMA of later launches of the calling thread must stay within; none switches it off.
 TILEWHEEL_EXPORT int32_t tilewheel_simulator_set_regions(const Region *first, size_t count) {
   if (count > kMaxRegions)
-    return error(kInvalidArgument, "tilewheel_simulator_set_regions: %zu regions, must be at most %zu",
-                 count, kMaxRegions);
+    return error(kInvalidArgument,
+                 "tilewheel_simulator_set_regions: %zu regions, must be at most %zu", count,
+                 kMaxRegions);
   std::copy(first, first + count, regions.region);
   regions.count = count;
   return kOk;

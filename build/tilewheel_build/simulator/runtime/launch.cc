@@ -166,7 +166,8 @@ static void check_guard(Worker &worker) {
   const unsigned char *guard = worker.ub + worker.ub_bytes;
   for (size_t i = 0; i < kGuardBytes; ++i)
     if (guard[i] != kGuard)
-      fail_core(&worker, "scalar or simt code has written ub offset %zu, must stay within %zu bytes",
+      fail_core(&worker,
+                "scalar or simt code has written ub offset %zu, must stay within %zu bytes",
                 worker.ub_bytes + i, worker.ub_bytes);
 }
 
@@ -234,8 +235,10 @@ void run_launch(Launch &launch, int max_threads) {
   // Fewer threads only cost time, unless blocks wait for each other.
   if (launch.info->needs_all_blocks && num_helpers < num_wanted - 1) {
     char message[160];
-    snprintf(message, sizeof message, "simulator: started %d threads, must start one for each of %d "
-             "blocks", num_helpers + 1, launch.num_blocks);
+    snprintf(message, sizeof message,
+             "simulator: started %d threads, must start one for each of %d "
+             "blocks",
+             num_helpers + 1, launch.num_blocks);
     cancel_launch(launch, message);
   }
   run_blocks(launch);

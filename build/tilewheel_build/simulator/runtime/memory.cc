@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "runtime/worker.h"
+#include "tilewheel_sim/check.h"
 #include "tilewheel_sim/small_floats.h"
 
 namespace sim {
@@ -38,8 +39,9 @@ static size_t checked_offset(Worker &worker, const void *address, size_t size, c
   return offset;
 }
 
-// Scalar and SIMT code writes UB without telling: bytes that no longer hold the poison were written.
-// Whole words are judged, since a single byte may equal the poison by chance. Marks what it finds.
+// Scalar and SIMT code writes UB without telling: bytes that no longer hold the poison were
+// written. Whole words are judged, since a single byte may equal the poison by chance. Marks what
+// it finds.
 static void adopt_plain_stores(Worker &worker, size_t offset, size_t size) {
   constexpr size_t word = sizeof kPoison;
   for (size_t at = offset / word * word; at < offset + size; at += word) {
@@ -62,14 +64,16 @@ void check_ub_read(Core *core, const void *address, size_t size, pipe_t pipe) {
   const size_t offset = checked_offset(worker, address, size, what);
   const auto is_undefined = [](uint8_t byte) { return byte != kDefined; };
   const uint8_t *const first = worker.shadow + offset, *const last = first + size;
-  if (std::any_of(first, last, is_undefined)) adopt_plain_stores(worker, offset, size);
-  if (is_dma) {
+  const bool all_defined = is_defined(first, size);
+  if (!all_defined) adopt_plain_stores(worker, offset, size);
+  if (is_dma && !all_defined) {
     const auto count = (size_t)std::count_if(first, last, is_undefined);
     const auto where = offset + (size_t)(std::find_if(first, last, is_undefined) - first);
     if (count != 0)
-      fail_core(core, "dma read of %zu bytes at %s: %zu bytes from offset %zu on have no defined "
-                "value, must be written before", size, describe_ub(worker, offset).text, count,
-                where);
+      fail_core(core,
+                "dma read of %zu bytes at %s: %zu bytes from offset %zu on have no defined "
+                "value, must be written before",
+                size, describe_ub(worker, offset).text, count, where);
   }
   if (worker.detects_races) record_access(worker, offset, nullptr, size, pipe, false);
 }
@@ -86,8 +90,11 @@ void check_ub_write(Core *core, const void *address, const uint8_t *bytes, size_
   }
   const size_t offset = checked_offset(worker, (const unsigned char *)address + begin, end - begin,
                                        pipe == PIPE_MTE2 ? "dma write" : "vector store");
-  for (size_t i = 0; i < end - begin; ++i)
-    if (!bytes || bytes[i]) worker.shadow[offset + i] = kDefined;
+  if (!bytes) {
+    memset(worker.shadow + offset, kDefined, end - begin);
+  } else {
+    for (size_t i = 0; i < end - begin; ++i) worker.shadow[offset + i] |= bytes[i];
+  }
   if (worker.detects_races) record_access(worker, offset, bytes, end - begin, pipe, true);
 }
 
@@ -164,14 +171,12 @@ static void store_atomically(const Worker &worker, unsigned char *gm, const unsi
         });
         break;
       case AtomicType::f16:
-        update_atomically<uint16_t>(gm + i, ub + i, [op](uint16_t a, uint16_t b) {
-          return combine_small<Fp16>(op, a, b);
-        });
+        update_atomically<uint16_t>(
+            gm + i, ub + i, [op](uint16_t a, uint16_t b) { return combine_small<Fp16>(op, a, b); });
         break;
       case AtomicType::bf16:
-        update_atomically<uint16_t>(gm + i, ub + i, [op](uint16_t a, uint16_t b) {
-          return combine_small<Bf16>(op, a, b);
-        });
+        update_atomically<uint16_t>(
+            gm + i, ub + i, [op](uint16_t a, uint16_t b) { return combine_small<Bf16>(op, a, b); });
         break;
       case AtomicType::s32:
         update_atomically<int32_t>(gm + i, ub + i,
@@ -205,8 +210,8 @@ static void load_burst(Worker &worker, const Dma &dma, unsigned char *ub, const 
   }
   // The transfer is in units of 32 bytes; what it leaves in the rest of the last one is undefined.
   const auto end = (size_t)(ub - worker.ub) + left + size + right;
-  const auto unit_end = std::min((end + kBlockBytes - 1) / kBlockBytes * kBlockBytes,
-                                 worker.ub_bytes);
+  const auto unit_end =
+      std::min((end + kBlockBytes - 1) / kBlockBytes * kBlockBytes, worker.ub_bytes);
   for (size_t i = end; i < unit_end; ++i) {
     worker.ub[i] = kPoison[i % sizeof kPoison];
     worker.shadow[i] = 0;

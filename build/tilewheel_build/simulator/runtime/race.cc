@@ -71,9 +71,11 @@ static uint32_t touched_bytes(size_t block, size_t offset, const uint8_t *bytes,
 
 static void fail_race(Worker &worker, size_t offset, int pipe, const char *verb, int other_pipe,
                       const char *other_verb, int other_line) {
-  fail_core(&worker,
-            "race at %s: %s %s while %s may still %s (line %d), must be ordered by a flag or barrier",
-            describe_ub(worker, offset).text, pipe_name(pipe), verb, pipe_name(other_pipe), other_verb, other_line);
+  fail_core(
+      &worker,
+      "race at %s: %s %s while %s may still %s (line %d), must be ordered by a flag or barrier",
+      describe_ub(worker, offset).text, pipe_name(pipe), verb, pipe_name(other_pipe), other_verb,
+      other_line);
 }
 
 void record_access(Worker &worker, size_t offset, const uint8_t *bytes, size_t size, int pipe,
@@ -99,17 +101,20 @@ void record_access(Worker &worker, size_t offset, const uint8_t *bytes, size_t s
       cell.write_clock = now[pipe];
       cell.write_line = worker.line;
       if (pipe == PIPE_V) {
-        cell.store_bytes = touched | (cell.store_epoch == worker.store_epoch ? cell.store_bytes : 0);
+        cell.store_bytes =
+            touched | (cell.store_epoch == worker.store_epoch ? cell.store_bytes : 0);
         cell.store_epoch = worker.store_epoch;
       } else {
         cell.store_bytes = 0;
       }
     } else {
-      if (pipe == PIPE_V && cell.store_epoch == worker.store_epoch && (cell.store_bytes & touched)) {
-        fail_core(&worker,
-                  "vector load reads what line %d stored at %s in the same vector function, must be "
-                  "separated by mem_bar(VST_VLD)",
-                  cell.write_line, describe_ub(worker, at).text);
+      if (pipe == PIPE_V && cell.store_epoch == worker.store_epoch &&
+          (cell.store_bytes & touched)) {
+        fail_core(
+            &worker,
+            "vector load reads what line %d stored at %s in the same vector function, must be "
+            "separated by mem_bar(VST_VLD)",
+            cell.write_line, describe_ub(worker, at).text);
       }
       cell.read_clock[pipe] = now[pipe];
       cell.read_line[pipe] = worker.line;
@@ -119,9 +124,7 @@ void record_access(Worker &worker, size_t offset, const uint8_t *bytes, size_t s
 
 // SIMT code accesses UB by plain loads and stores. What it changed shows in a comparison; what it
 // read, or overwrote with an equal value, does not.
-void begin_simt_races(Worker &worker) {
-  memcpy(worker.snapshot, worker.ub, worker.ub_bytes);
-}
+void begin_simt_races(Worker &worker) { memcpy(worker.snapshot, worker.ub, worker.ub_bytes); }
 
 void end_simt_races(Worker &worker) {
   for (size_t block = 0; block < num_cells(worker); ++block) {

@@ -81,11 +81,17 @@ static uint64_t reduce(const SimtThread *const *lanes, size_t count, WarpOp op) 
     }
     switch (op) {
       case WarpOp::add_f32:
-      case WarpOp::add_i32: result = (T)(result + value); break;
+      case WarpOp::add_i32:
+        result = (T)(result + value);
+        break;
       case WarpOp::max_f32:
       case WarpOp::max_i32:
-      case WarpOp::max_u32: result = value > result ? value : result; break;
-      default: result = value < result ? value : result; break;
+      case WarpOp::max_u32:
+        result = value > result ? value : result;
+        break;
+      default:
+        result = value < result ? value : result;
+        break;
     }
   }
   uint64_t bits = 0;
@@ -93,16 +99,16 @@ static uint64_t reduce(const SimtThread *const *lanes, size_t count, WarpOp op) 
   return bits;
 }
 
-static void shuffle(Worker &worker, SimtThread *warp, size_t warp_size,
-                    SimtThread *const *lanes, size_t count) {
+static void shuffle(Worker &worker, SimtThread *warp, size_t warp_size, SimtThread *const *lanes,
+                    size_t count) {
   uint64_t results[kWarpLanes];
   for (size_t i = 0; i < count; ++i) {
     const size_t lane = (size_t)(lanes[i] - warp);
     const size_t peer = lane ^ (size_t)lanes[i]->operand;
     if (peer >= warp_size || warp[peer].state != ThreadState::at_collective) {
       worker.line = lanes[i]->line;
-      fail_core(&worker, "asc_shfl_xor: lane %zu reads lane %zu, must take part in the shuffle", lane,
-                peer);
+      fail_core(&worker, "asc_shfl_xor: lane %zu reads lane %zu, must take part in the shuffle",
+                lane, peer);
     }
     results[i] = warp[peer].value;
   }
@@ -120,17 +126,18 @@ static void complete_collective(Worker &worker, SimtThread *warp, size_t warp_si
   for (size_t i = 1; i < count; ++i)
     if (lanes[i]->op != op || lanes[i]->line != lanes[0]->line) {
       worker.line = lanes[0]->line;
-      fail_core(&worker, "lanes %zu and %zu of a warp wait at different collectives (lines %d and %d), "
-                "must reach the same one", (size_t)(lanes[0] - warp), (size_t)(lanes[i] - warp),
-                lanes[0]->line, lanes[i]->line);
+      fail_core(&worker,
+                "lanes %zu and %zu of a warp wait at different collectives (lines %d and %d), "
+                "must reach the same one",
+                (size_t)(lanes[0] - warp), (size_t)(lanes[i] - warp), lanes[0]->line,
+                lanes[i]->line);
     }
   if (op == WarpOp::shuffle_xor) {
     shuffle(worker, warp, warp_size, lanes, count);
   } else {
     uint64_t result = 0;
     if (op == WarpOp::ballot) {
-      for (size_t i = 0; i < count; ++i)
-        result |= (lanes[i]->value & 1) << (lanes[i] - warp);
+      for (size_t i = 0; i < count; ++i) result |= (lanes[i]->value & 1) << (lanes[i] - warp);
     } else if (op <= WarpOp::min_f32) {
       result = reduce<float>(lanes, count, op);
     } else if (op == WarpOp::max_u32 || op == WarpOp::min_u32) {
@@ -168,16 +175,20 @@ static bool pass_barrier(Worker &worker) {
     if (!first) first = &thread;
     if (thread.line != first->line) {
       worker.line = first->line;
-      fail_core(&worker, "threads %zu and %zu wait at different barriers (lines %d and %d), must reach "
-                "the same one", (size_t)(first - threads), (size_t)(t - threads), first->line, thread.line);
+      fail_core(&worker,
+                "threads %zu and %zu wait at different barriers (lines %d and %d), must reach "
+                "the same one",
+                (size_t)(first - threads), (size_t)(t - threads), first->line, thread.line);
     }
     ++num_waiting;
   }
   if (num_waiting == 0) return true;
   if (num_waiting != worker.simt.num_threads) {
     worker.line = first->line;
-    fail_core(&worker, "asc_syncthreads: %zu of %zu threads wait and the others have returned, must be "
-              "reached by all", num_waiting, worker.simt.num_threads);
+    fail_core(&worker,
+              "asc_syncthreads: %zu of %zu threads wait and the others have returned, must be "
+              "reached by all",
+              num_waiting, worker.simt.num_threads);
   }
   for (SimtThread *t = threads; t != end; ++t) t->state = ThreadState::ready;
   return false;

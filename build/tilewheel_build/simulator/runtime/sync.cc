@@ -1,7 +1,7 @@
 // Flags, barriers and buffer locks within a core, and the barrier across cores.
 //
-// A core is executed in program order by one thread, so a wait that program order cannot satisfy is a
-// deadlock on the device.
+// A core is executed in program order by one thread, so a wait that program order cannot satisfy is
+// a deadlock on the device.
 #include <cstring>
 
 #include "runtime/worker.h"
@@ -25,10 +25,11 @@ void notify_flag(Core *core, int source, int destination, int event) {
   uint8_t &flag = worker.flag[source][destination][event];
   int32_t &line = worker.flag_line[source][destination][event];
   if (flag)
-    fail_core(core,
-              "asc_sync_notify(%s, %s, %d): flag is already set (line %d), must be waited for before "
-              "it is set again",
-              pipe_name(source), pipe_name(destination), event, line);
+    fail_core(
+        core,
+        "asc_sync_notify(%s, %s, %d): flag is already set (line %d), must be waited for before "
+        "it is set again",
+        pipe_name(source), pipe_name(destination), event, line);
   flag = 1;
   line = worker.line;
   ++worker.statistics.num_notifies;
@@ -44,9 +45,10 @@ void wait_flag(Core *core, int source, int destination, int event) {
   check_flag_arguments(worker, "asc_sync_wait", source, destination, event);
   uint8_t &flag = worker.flag[source][destination][event];
   if (!flag)
-    fail_core(core,
-              "asc_sync_wait(%s, %s, %d): flag is not set, must be set by an earlier asc_sync_notify",
-              pipe_name(source), pipe_name(destination), event);
+    fail_core(
+        core,
+        "asc_sync_wait(%s, %s, %d): flag is not set, must be set by an earlier asc_sync_notify",
+        pipe_name(source), pipe_name(destination), event);
   flag = 0;
   if (worker.detects_races)
     observe_clock(worker, worker.flag_clock[source][destination][event], destination);
@@ -136,10 +138,11 @@ void wait_inter(Core *core, int, int flag) {
   }
   if (outcome == cancelled) abandon_block(worker);
   if (outcome == deadlocked)
-    fail_core(core,
-              "asc_sync_inter_wait: %llu of %d blocks have arrived at flag %d and no other can, must "
-              "be reached by every block",
-              (unsigned long long)(arrivals % launch.num_blocks), launch.num_blocks, flag);
+    fail_core(
+        core,
+        "asc_sync_inter_wait: %llu of %d blocks have arrived at flag %d and no other can, must "
+        "be reached by every block",
+        (unsigned long long)(arrivals % launch.num_blocks), launch.num_blocks, flag);
 }
 
 void reset_synchronisation(Worker &worker) {
@@ -162,8 +165,10 @@ void check_synchronisation_at_end(Worker &worker) {
   for (int id = 0; id < kNumLocks; ++id)
     if (worker.lock_owner[id] >= 0) {
       worker.line = worker.lock_line[id];
-      fail_core(&worker, "asc_lock(%s, %d): buffer is still held when the kernel ends, must be "
-                "unlocked", pipe_name(worker.lock_owner[id]), id);
+      fail_core(&worker,
+                "asc_lock(%s, %d): buffer is still held when the kernel ends, must be "
+                "unlocked",
+                pipe_name(worker.lock_owner[id]), id);
     }
 }
 

@@ -1,7 +1,7 @@
 // The runtime's view of a launch: workers (cores with their checkers) and what they share.
 //
-// All state is plain memory and pthreads. The library needs only libc: it is shipped in wheels, where
-// a C++ run-time library would be a dependency or 1 MB of static code.
+// All state is plain memory and pthreads. The library needs only libc: it is shipped in wheels,
+// where a C++ run-time library would be a dependency or 1 MB of static code.
 #pragma once
 
 #include <pthread.h>
@@ -142,8 +142,7 @@ struct Worker : Core {
 inline Worker &worker_of(Core *core) { return *static_cast<Worker *>(core); }
 
 // launch.cc
-void fail_core(Core *core, const char *format, ...)
-    __attribute__((noreturn, format(printf, 2, 3)));
+void fail_core(Core *core, const char *format, ...) __attribute__((noreturn, format(printf, 2, 3)));
 // Leaves the running block without an error of its own: another one has failed.
 void abandon_block(Worker &worker) __attribute__((noreturn));
 // Runs all blocks. On a violation, launch.is_cancelled is set and launch.error says why.

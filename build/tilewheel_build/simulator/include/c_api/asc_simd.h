@@ -36,8 +36,8 @@
 
 using std::signbit;
 
-// TileLang's debug.h defines its functions once for each kind of device function, in two namespaces of
-// which the device compiler opens the right one. This one passes the block index as an int.
+// TileLang's debug.h defines its functions once for each kind of device function, in two namespaces
+// of which the device compiler opens the right one. This one passes the block index as an int.
 namespace __asc_simt_vf {}
 using namespace __asc_simt_vf;
 

@@ -31,9 +31,9 @@ inline T collective(WarpOp op, T value, int operand = 0) {
 #define blockIdx (::sim::block_position())
 inline unsigned laneid() { return sim::linear_thread() % sim::kWarpLanes; }
 
-#define TILEWHEEL_SIM_WARP_REDUCE(name, op)                                                      \
-  inline float name(float v) { return sim::collective(sim::WarpOp::op##_f32, v); }               \
-  inline half name(half v) { return half(sim::collective(sim::WarpOp::op##_f32, (float)v)); }    \
+#define TILEWHEEL_SIM_WARP_REDUCE(name, op)                                                   \
+  inline float name(float v) { return sim::collective(sim::WarpOp::op##_f32, v); }            \
+  inline half name(half v) { return half(sim::collective(sim::WarpOp::op##_f32, (float)v)); } \
   inline int32_t name(int32_t v) { return sim::collective(sim::WarpOp::op##_i32, v); }
 TILEWHEEL_SIM_WARP_REDUCE(asc_reduce_add, add)
 TILEWHEEL_SIM_WARP_REDUCE(asc_reduce_max, max)

@@ -1,7 +1,7 @@
 // Element-wise instructions: arithmetic, bit operations, comparisons, broadcasts, index ramps.
 //
-// Each asc_* form zeroes inactive lanes. The global v* forms with a mode argument are what generated
-// code calls for MODE_MERGING.
+// Each asc_* form zeroes inactive lanes. The global v* forms with a mode argument are what
+// generated code calls for MODE_MERGING.
 #pragma once
 
 #include "tilewheel_sim/elementary.h"
@@ -28,6 +28,16 @@ inline T fused_multiply_add(T a, T b, T c) {
     return (T)(a * b + c);
 }
 
+// Integer quotients that the host's instruction would trap on have a value here.
+template <typename C>
+inline C quotient(C a, C b) {
+  if constexpr (std::is_integral_v<C>) {
+    if (b == 0) return C(-1);
+    if (std::is_signed_v<C> && b == C(-1)) return C(0 - a);
+  }
+  return a / b;
+}
+
 // Shifting by the width or more empties the register (or leaves the sign).
 template <typename T, typename S>
 inline T shift_left(T value, S count) {
@@ -43,63 +53,71 @@ inline T shift_right(T value, S count) {
 
 }  // namespace sim
 
-#define TILEWHEEL_SIM_BINARY(api, global, expression)                                       \
-  template <typename T>                                                                     \
+#define TILEWHEEL_SIM_BINARY(api, global, expression)                                          \
+  template <typename T>                                                                        \
   inline void api(sim::Register<T> &dst, const sim::Register<T> &a, const sim::Register<T> &b, \
-                  vector_bool mask) {                                                       \
-    using C = sim::compute_t<T>;                                                            \
-    sim::map(dst, mask, [&](int i) -> T {                                                   \
-      const C x = (C)a.lane[i], y = (C)b.lane[i];                                           \
-      return (T)(expression);                                                               \
-    }, a, b);                                                                               \
-  }                                                                                         \
+                  vector_bool mask) {                                                          \
+    using C = sim::compute_t<T>;                                                               \
+    sim::map(                                                                                  \
+        dst, mask,                                                                             \
+        [&](int i) -> T {                                                                      \
+          const C x = (C)a.lane[i], y = (C)b.lane[i];                                          \
+          return (T)(expression);                                                              \
+        },                                                                                     \
+        a, b);                                                                                 \
+  }                                                                                            \
   TILEWHEEL_SIM_MODE2(global, api)
-#define TILEWHEEL_SIM_SCALAR(api, global, expression)                                       \
-  template <typename T, typename S>                                                         \
-  inline void api(sim::Register<T> &dst, const sim::Register<T> &a, S scalar,               \
-                  vector_bool mask) {                                                       \
-    using C = sim::compute_t<T>;                                                            \
-    const C y = (C)(T)scalar;                                                               \
-    sim::map(dst, mask, [&](int i) -> T {                                                   \
-      const C x = (C)a.lane[i];                                                             \
-      return (T)(expression);                                                               \
-    }, a);                                                                                  \
-  }                                                                                         \
+#define TILEWHEEL_SIM_SCALAR(api, global, expression)                                             \
+  template <typename T, typename S>                                                               \
+  inline void api(sim::Register<T> &dst, const sim::Register<T> &a, S scalar, vector_bool mask) { \
+    using C = sim::compute_t<T>;                                                                  \
+    const C y = (C)(T)scalar;                                                                     \
+    sim::map(                                                                                     \
+        dst, mask,                                                                                \
+        [&](int i) -> T {                                                                         \
+          const C x = (C)a.lane[i];                                                               \
+          return (T)(expression);                                                                 \
+        },                                                                                        \
+        a);                                                                                       \
+  }                                                                                               \
   TILEWHEEL_SIM_MODE2(global, api)
-#define TILEWHEEL_SIM_UNARY(api, global, expression)                                        \
-  template <typename T>                                                                     \
-  inline void api(sim::Register<T> &dst, const sim::Register<T> &a, vector_bool mask) {     \
-    using C = sim::compute_t<T>;                                                            \
-    sim::map(dst, mask, [&](int i) -> T {                                                   \
-      const C x = (C)a.lane[i];                                                             \
-      return (T)(expression);                                                               \
-    }, a);                                                                                  \
-  }                                                                                         \
-  template <typename T, typename Mode>                                                      \
+#define TILEWHEEL_SIM_UNARY(api, global, expression)                                             \
+  template <typename T>                                                                          \
+  inline void api(sim::Register<T> &dst, const sim::Register<T> &a, vector_bool mask) {          \
+    using C = sim::compute_t<T>;                                                                 \
+    sim::map(                                                                                    \
+        dst, mask,                                                                               \
+        [&](int i) -> T {                                                                        \
+          const C x = (C)a.lane[i];                                                              \
+          return (T)(expression);                                                                \
+        },                                                                                       \
+        a);                                                                                      \
+  }                                                                                              \
+  template <typename T, typename Mode>                                                           \
   inline void global(sim::Register<T> &dst, const sim::Register<T> &a, vector_bool mask, Mode) { \
-    sim::Register<T> result;                                                                \
-    api(result, a, mask);                                                                   \
-    if constexpr (sim::is_merging<Mode>)                                                    \
-      sim::merge(dst, result, mask);                                                        \
-    else                                                                                    \
-      dst = result;                                                                         \
+    sim::Register<T> result;                                                                     \
+    api(result, a, mask);                                                                        \
+    if constexpr (sim::is_merging<Mode>)                                                         \
+      sim::merge(dst, result, mask);                                                             \
+    else                                                                                         \
+      dst = result;                                                                              \
   }
-#define TILEWHEEL_SIM_MODE2(global, api)                                                    \
-  template <typename T, typename B, typename Mode>                                          \
-  inline void global(sim::Register<T> &dst, const sim::Register<T> &a, const B &b,          \
-                     vector_bool mask, Mode) {                                              \
-    sim::Register<T> result;                                                                \
-    api(result, a, b, mask);                                                                \
-    if constexpr (sim::is_merging<Mode>)                                                    \
-      sim::merge(dst, result, mask);                                                        \
-    else                                                                                    \
-      dst = result;                                                                         \
+#define TILEWHEEL_SIM_MODE2(global, api)                                           \
+  template <typename T, typename B, typename Mode>                                 \
+  inline void global(sim::Register<T> &dst, const sim::Register<T> &a, const B &b, \
+                     vector_bool mask, Mode) {                                     \
+    sim::Register<T> result;                                                       \
+    api(result, a, b, mask);                                                       \
+    if constexpr (sim::is_merging<Mode>)                                           \
+      sim::merge(dst, result, mask);                                               \
+    else                                                                           \
+      dst = result;                                                                \
   }
 
 TILEWHEEL_SIM_BINARY(asc_add, vadd, x + y)
 TILEWHEEL_SIM_BINARY(asc_sub, vsub, x - y)
 TILEWHEEL_SIM_BINARY(asc_mul, vmul, x *y)
-TILEWHEEL_SIM_BINARY(asc_div, vdiv, x / y)
+TILEWHEEL_SIM_BINARY(asc_div, vdiv, sim::quotient(x, y))
 TILEWHEEL_SIM_BINARY(asc_max, vmax, x > y ? x : y)
 TILEWHEEL_SIM_BINARY(asc_min, vmin, x < y ? x : y)
 TILEWHEEL_SIM_BINARY(asc_abs_sub, vabsdif, x > y ? x - y : y - x)
@@ -119,17 +137,20 @@ TILEWHEEL_SIM_UNARY(asc_abs, vabs, [](C v) {
     return v < C(0) ? C(-v) : v;
 }(x))
 
-#define TILEWHEEL_SIM_BITWISE(api, global, op)                                              \
-  template <typename T>                                                                     \
+#define TILEWHEEL_SIM_BITWISE(api, global, op)                                                 \
+  template <typename T>                                                                        \
   inline void api(sim::Register<T> &dst, const sim::Register<T> &a, const sim::Register<T> &b, \
-                  vector_bool mask) {                                                       \
-    sim::map(dst, mask, [&](int i) -> T {                                                   \
-      return sim::bitwise(a.lane[i], b.lane[i], [](auto x, auto y) { return x op y; });     \
-    }, a, b);                                                                               \
-  }                                                                                         \
-  inline void api(vector_bool &dst, vector_bool a, vector_bool b, vector_bool mask) {       \
-    for (int k = 0; k < 4; ++k) dst.word[k] = (a.word[k] op b.word[k]) & mask.word[k];      \
-  }                                                                                         \
+                  vector_bool mask) {                                                          \
+    sim::map(                                                                                  \
+        dst, mask,                                                                             \
+        [&](int i) -> T {                                                                      \
+          return sim::bitwise(a.lane[i], b.lane[i], [](auto x, auto y) { return x op y; });    \
+        },                                                                                     \
+        a, b);                                                                                 \
+  }                                                                                            \
+  inline void api(vector_bool &dst, vector_bool a, vector_bool b, vector_bool mask) {          \
+    for (int k = 0; k < 4; ++k) dst.word[k] = (a.word[k] op b.word[k]) & mask.word[k];         \
+  }                                                                                            \
   TILEWHEEL_SIM_MODE2(global, api)
 TILEWHEEL_SIM_BITWISE(asc_and, vand, &)
 TILEWHEEL_SIM_BITWISE(asc_or, vor, |)
@@ -138,9 +159,12 @@ TILEWHEEL_SIM_BITWISE(asc_xor, vxor, ^)
 
 template <typename T>
 inline void asc_not(sim::Register<T> &dst, const sim::Register<T> &a, vector_bool mask) {
-  sim::map(dst, mask, [&](int i) -> T {
-    return sim::bitwise(a.lane[i], a.lane[i], [](auto x, auto) { return ~x; });
-  }, a);
+  sim::map(
+      dst, mask,
+      [&](int i) -> T {
+        return sim::bitwise(a.lane[i], a.lane[i], [](auto x, auto) { return ~x; });
+      },
+      a);
 }
 template <typename T, typename Mode>
 inline void vnot(sim::Register<T> &dst, const sim::Register<T> &a, vector_bool mask, Mode) {
@@ -155,18 +179,18 @@ inline void asc_not(vector_bool &dst, vector_bool a, vector_bool mask) {
   for (int k = 0; k < 4; ++k) dst.word[k] = ~a.word[k] & mask.word[k];
 }
 
-#define TILEWHEEL_SIM_SHIFT(api, scalar_api, global, scalar_global, f)                      \
-  template <typename T, typename U>                                                         \
+#define TILEWHEEL_SIM_SHIFT(api, scalar_api, global, scalar_global, f)                         \
+  template <typename T, typename U>                                                            \
   inline void api(sim::Register<T> &dst, const sim::Register<T> &a, const sim::Register<U> &b, \
-                  vector_bool mask) {                                                       \
-    sim::map(dst, mask, [&](int i) -> T { return f(a.lane[i], b.lane[i]); }, a, b);         \
-  }                                                                                         \
-  template <typename T>                                                                     \
-  inline void scalar_api(sim::Register<T> &dst, const sim::Register<T> &a, int count,       \
-                         vector_bool mask) {                                                \
-    sim::map(dst, mask, [&](int i) -> T { return f(a.lane[i], count); }, a);                \
-  }                                                                                         \
-  TILEWHEEL_SIM_MODE2(global, api)                                                          \
+                  vector_bool mask) {                                                          \
+    sim::map(dst, mask, [&](int i) -> T { return f(a.lane[i], b.lane[i]); }, a, b);            \
+  }                                                                                            \
+  template <typename T>                                                                        \
+  inline void scalar_api(sim::Register<T> &dst, const sim::Register<T> &a, int count,          \
+                         vector_bool mask) {                                                   \
+    sim::map(dst, mask, [&](int i) -> T { return f(a.lane[i], count); }, a);                   \
+  }                                                                                            \
+  TILEWHEEL_SIM_MODE2(global, api)                                                             \
   TILEWHEEL_SIM_MODE2(scalar_global, scalar_api)
 TILEWHEEL_SIM_SHIFT(asc_shiftleft, asc_shiftleft_scalar, vshl, vshls, sim::shift_left)
 TILEWHEEL_SIM_SHIFT(asc_shiftright, asc_shiftright_scalar, vshr, vshrs, sim::shift_right)
@@ -177,26 +201,33 @@ TILEWHEEL_SIM_SHIFT(asc_shiftright, asc_shiftright_scalar, vshr, vshrs, sim::shi
 #undef TILEWHEEL_SIM_MODE2
 
 template <typename T>
-inline void asc_exp_sub(sim::Register<T> &dst, const sim::Register<T> &a,
-                        const sim::Register<T> &b, vector_bool mask) {
-  sim::map(dst, mask,
-           [&](int i) -> T { return (T)sim::exp_f32((float)a.lane[i] - (float)b.lane[i]); }, a, b);
+inline void asc_exp_sub(sim::Register<T> &dst, const sim::Register<T> &a, const sim::Register<T> &b,
+                        vector_bool mask) {
+  sim::map(
+      dst, mask, [&](int i) -> T { return (T)sim::exp_f32((float)a.lane[i] - (float)b.lane[i]); },
+      a, b);
 }
 template <typename T, typename S>
 inline void asc_leakyrelu(sim::Register<T> &dst, const sim::Register<T> &a, S slope,
                           vector_bool mask) {
-  sim::map(dst, mask, [&](int i) -> T {
-    const float x = a.lane[i];
-    return (T)(x >= 0 ? x : x * (float)slope);
-  }, a);
+  sim::map(
+      dst, mask,
+      [&](int i) -> T {
+        const float x = a.lane[i];
+        return (T)(x >= 0 ? x : x * (float)slope);
+      },
+      a);
 }
 template <typename T>
 inline void asc_prelu(sim::Register<T> &dst, const sim::Register<T> &a,
                       const sim::Register<T> &slope, vector_bool mask) {
-  sim::map(dst, mask, [&](int i) -> T {
-    const float x = a.lane[i];
-    return (T)(x >= 0 ? x : x * (float)slope.lane[i]);
-  }, a, slope);
+  sim::map(
+      dst, mask,
+      [&](int i) -> T {
+        const float x = a.lane[i];
+        return (T)(x >= 0 ? x : x * (float)slope.lane[i]);
+      },
+      a, slope);
 }
 
 // dst = dst + a * b
@@ -205,9 +236,10 @@ inline void vmula(sim::Register<T> &dst, const sim::Register<T> &a, const sim::R
                   vector_bool mask, Mode) {
   const sim::Register<T> old = dst;
   sim::Register<T> result;
-  sim::map(result, mask, [&](int i) -> T {
-    return sim::fused_multiply_add<T>(a.lane[i], b.lane[i], old.lane[i]);
-  }, a, b, old);
+  sim::map(
+      result, mask,
+      [&](int i) -> T { return sim::fused_multiply_add<T>(a.lane[i], b.lane[i], old.lane[i]); }, a,
+      b, old);
   if constexpr (sim::is_merging<Mode>)
     sim::merge(dst, result, mask);
   else
@@ -219,9 +251,10 @@ inline void vmadd(sim::Register<T> &dst, const sim::Register<T> &a, const sim::R
                   vector_bool mask, Mode) {
   const sim::Register<T> old = dst;
   sim::Register<T> result;
-  sim::map(result, mask, [&](int i) -> T {
-    return sim::fused_multiply_add<T>(old.lane[i], a.lane[i], b.lane[i]);
-  }, a, b, old);
+  sim::map(
+      result, mask,
+      [&](int i) -> T { return sim::fused_multiply_add<T>(old.lane[i], a.lane[i], b.lane[i]); }, a,
+      b, old);
   if constexpr (sim::is_merging<Mode>)
     sim::merge(dst, result, mask);
   else
@@ -234,24 +267,27 @@ inline void asc_madd(sim::Register<T> &dst, const sim::Register<T> &a, const sim
 }
 // dst = a * scalar + dst
 template <typename T, typename S>
-inline void asc_axpy(sim::Register<T> &dst, const sim::Register<T> &a, S scalar,
-                     vector_bool mask) {
+inline void asc_axpy(sim::Register<T> &dst, const sim::Register<T> &a, S scalar, vector_bool mask) {
   const sim::Register<T> old = dst;
-  sim::map(dst, mask, [&](int i) -> T {
-    return sim::fused_multiply_add<T>(a.lane[i], (T)scalar, old.lane[i]);
-  }, a, old);
+  sim::map(
+      dst, mask,
+      [&](int i) -> T { return sim::fused_multiply_add<T>(a.lane[i], (T)scalar, old.lane[i]); }, a,
+      old);
 }
 
-#define TILEWHEEL_SIM_CARRY(api, expression)                                              \
-  inline void api(vector_bool &carry, vector_u32 &dst, vector_u32 a, vector_u32 b,        \
-                  vector_bool carry_in, vector_bool mask) {                               \
-    carry = {};                                                                           \
-    sim::map(dst, mask, [&](int i) -> uint32_t {                                          \
-      const uint64_t x = a.lane[i], y = b.lane[i], c = sim::is_active<4>(carry_in, i);    \
-      const uint64_t sum = expression;                                                    \
-      sim::activate<4>(carry, i, (sum >> 32) & 1);                                        \
-      return (uint32_t)sum;                                                               \
-    }, a, b);                                                                             \
+#define TILEWHEEL_SIM_CARRY(api, expression)                                               \
+  inline void api(vector_bool &carry, vector_u32 &dst, vector_u32 a, vector_u32 b,         \
+                  vector_bool carry_in, vector_bool mask) {                                \
+    carry = {};                                                                            \
+    sim::map(                                                                              \
+        dst, mask,                                                                         \
+        [&](int i) -> uint32_t {                                                           \
+          const uint64_t x = a.lane[i], y = b.lane[i], c = sim::is_active<4>(carry_in, i); \
+          const uint64_t sum = expression;                                                 \
+          sim::activate<4>(carry, i, (sum >> 32) & 1);                                     \
+          return (uint32_t)sum;                                                            \
+        },                                                                                 \
+        a, b);                                                                             \
   }
 TILEWHEEL_SIM_CARRY(asc_addc, x + y + c)
 TILEWHEEL_SIM_CARRY(asc_subc, x + (uint32_t)~y + c)
@@ -271,8 +307,7 @@ inline void asc_mull(sim::Register<T> &low, sim::Register<T> &high, const sim::R
   using Wide = std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>;
   sim::Register<T> l, h;
   sim::map(l, mask, [&](int i) { return (T)((Wide)a.lane[i] * (Wide)b.lane[i]); }, a, b);
-  sim::map(h, mask, [&](int i) { return (T)(((Wide)a.lane[i] * (Wide)b.lane[i]) >> 32); },
-           a, b);
+  sim::map(h, mask, [&](int i) { return (T)(((Wide)a.lane[i] * (Wide)b.lane[i]) >> 32); }, a, b);
   low = l;
   high = h;
 }
@@ -313,8 +348,8 @@ inline void asc_arange_descend(sim::Register<T> &dst, S start) {
 }
 
 template <typename T>
-inline void asc_select(sim::Register<T> &dst, const sim::Register<T> &a,
-                       const sim::Register<T> &b, vector_bool mask) {
+inline void asc_select(sim::Register<T> &dst, const sim::Register<T> &a, const sim::Register<T> &b,
+                       vector_bool mask) {
   sim::select(dst, a, b, mask);
 }
 inline void asc_select(vector_bool &dst, vector_bool a, vector_bool b, vector_bool mask) {
@@ -324,8 +359,7 @@ inline void asc_select(vector_bool &dst, vector_bool a, vector_bool b, vector_bo
 
 namespace sim {
 template <typename T, typename F>
-__attribute__((always_inline)) inline void compare(vector_bool &dst, const vector_bool &mask,
-                                                   F f) {
+__attribute__((always_inline)) inline void compare(vector_bool &dst, const vector_bool &mask, F f) {
   constexpr int width = sizeof(T);
   constexpr int lanes_per_word = 64 / width;
   vector_bool result;
@@ -339,19 +373,19 @@ __attribute__((always_inline)) inline void compare(vector_bool &dst, const vecto
 }
 }  // namespace sim
 
-#define TILEWHEEL_SIM_COMPARE(name, op)                                                    \
-  template <typename T>                                                                    \
-  inline void asc_##name(vector_bool &dst, const sim::Register<T> &a,                      \
-                         const sim::Register<T> &b, vector_bool mask) {                    \
-    using C = sim::compute_t<T>;                                                           \
-    sim::compare<T>(dst, mask, [&](int i) { return (C)a.lane[i] op (C)b.lane[i]; });       \
-  }                                                                                        \
-  template <typename T, typename S>                                                        \
-  inline void asc_##name##_scalar(vector_bool &dst, const sim::Register<T> &a, S scalar,   \
-                                  vector_bool mask) {                                      \
-    using C = sim::compute_t<T>;                                                           \
-    const C y = (C)(T)scalar;                                                              \
-    sim::compare<T>(dst, mask, [&](int i) { return (C)a.lane[i] op y; });                  \
+#define TILEWHEEL_SIM_COMPARE(name, op)                                                          \
+  template <typename T>                                                                          \
+  inline void asc_##name(vector_bool &dst, const sim::Register<T> &a, const sim::Register<T> &b, \
+                         vector_bool mask) {                                                     \
+    using C = sim::compute_t<T>;                                                                 \
+    sim::compare<T>(dst, mask, [&](int i) { return (C)a.lane[i] op(C) b.lane[i]; });             \
+  }                                                                                              \
+  template <typename T, typename S>                                                              \
+  inline void asc_##name##_scalar(vector_bool &dst, const sim::Register<T> &a, S scalar,         \
+                                  vector_bool mask) {                                            \
+    using C = sim::compute_t<T>;                                                                 \
+    const C y = (C)(T)scalar;                                                                    \
+    sim::compare<T>(dst, mask, [&](int i) { return (C)a.lane[i] op y; });                        \
   }
 TILEWHEEL_SIM_COMPARE(eq, ==)
 TILEWHEEL_SIM_COMPARE(ne, !=)

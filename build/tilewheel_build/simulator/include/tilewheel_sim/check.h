@@ -1,8 +1,8 @@
 // UB access checks: range, definedness and, when switched on, races.
 //
 // The common case is inline; everything else, and the wording of every error, is in the runtime
-// library. Reading bytes without a value is no error by itself, since a register load always moves 256
-// bytes: the register remembers which of its bytes are undefined, see registers.h.
+// library. Reading bytes without a value is no error by itself, since a register load always moves
+// 256 bytes: the register remembers which of its bytes are undefined, see registers.h.
 #pragma once
 
 #include <cstring>

@@ -27,17 +27,29 @@ template <typename... Controls>
 struct ConvertControls {
   static constexpr Round rounding = [] {
     Round value = DefaultControl::rounding;
-    ([&] { if constexpr (SetsRounding<Controls>) value = Controls::rounding; }(), ...);
+    (
+        [&] {
+          if constexpr (SetsRounding<Controls>) value = Controls::rounding;
+        }(),
+        ...);
     return value;
   }();
   static constexpr bool saturates = [] {
     bool value = DefaultControl::saturates;
-    ([&] { if constexpr (SetsSaturation<Controls>) value = Controls::saturates; }(), ...);
+    (
+        [&] {
+          if constexpr (SetsSaturation<Controls>) value = Controls::saturates;
+        }(),
+        ...);
     return value;
   }();
   static constexpr int part = [] {
     int value = DefaultControl::part;
-    ([&] { if constexpr (SetsPart<Controls>) value = Controls::part; }(), ...);
+    (
+        [&] {
+          if constexpr (SetsPart<Controls>) value = Controls::part;
+        }(),
+        ...);
     return value;
   }();
 };
@@ -123,9 +135,9 @@ __attribute__((always_inline)) inline D convert_element(S value) {
     else if constexpr (std::is_same_v<D, bfloat16_t>)
       result.bits = (uint16_t)encode<Bf16, rounding, overflow>(wide);
     else
-      result.bits = (uint8_t)encode<typename D::format, rounding,
-                                    Controls::saturates ? Overflow::saturate_all
-                                                        : Overflow::overflow>(wide);
+      result.bits =
+          (uint8_t)encode<typename D::format, rounding,
+                          Controls::saturates ? Overflow::saturate_all : Overflow::overflow>(wide);
     return result;
   }
 }
@@ -164,9 +176,8 @@ inline void vcvt(sim::Register<D> &dst, const sim::Register<S> &src, vector_bool
   } else if constexpr (sizeof(D) >= sizeof(S)) {
     constexpr int ratio = sizeof(D) / sizeof(S);
     constexpr int first = ratio == 1 ? 0 : part;
-    sim::map(result, mask, [&](int i) {
-      return sim::convert_element<D, Controls>(src.lane[ratio * i + first]);
-    });
+    sim::map(result, mask,
+             [&](int i) { return sim::convert_element<D, Controls>(src.lane[ratio * i + first]); });
     if (sim::any(src.undefined)) [[unlikely]]
       for (int i = 0; i < sim::Register<D>::lanes; ++i)
         if (sim::is_active<sizeof(D)>(mask, i))

@@ -8,16 +8,7 @@
 #include <cstdint>
 
 // Pipes of a core in the order of the hardware events; the names are the ones generated code uses.
-enum pipe_t : int {
-  PIPE_S,
-  PIPE_V,
-  PIPE_M,
-  PIPE_MTE1,
-  PIPE_MTE2,
-  PIPE_MTE3,
-  PIPE_FIX,
-  PIPE_ALL
-};
+enum pipe_t : int { PIPE_S, PIPE_V, PIPE_M, PIPE_MTE1, PIPE_MTE2, PIPE_MTE3, PIPE_FIX, PIPE_ALL };
 
 namespace sim {
 
@@ -26,16 +17,26 @@ inline constexpr int kNumPipes = 7;   // PIPE_ALL is a wildcard, not a pipe
 inline constexpr int kNumEvents = 8;  // event ids of one ordered pair of pipes
 inline constexpr int kNumLocks = 32;
 inline constexpr int kWarpLanes = 32;
-inline constexpr size_t kBlockBytes = 32;        // the unit of DMA alignment
-inline constexpr size_t kUbBytes = 248 * 1024;   // unified buffer of one dav-3510 vector core
-inline constexpr uint8_t kDefined = 0xff;        // shadow of a UB byte that has a value
+inline constexpr size_t kBlockBytes = 32;       // the unit of DMA alignment
+inline constexpr size_t kUbBytes = 248 * 1024;  // unified buffer of one dav-3510 vector core
+inline constexpr uint8_t kDefined = 0xff;       // shadow of a UB byte that has a value
 
 // UB bytes without a value. Read as fp32, fp16 or bf16 every word is a NaN, so that one which
 // escapes the checks spoils the result.
 inline constexpr uint8_t kPoison[4] = {0xa7, 0xff, 0xd3, 0xff};
 
-enum class WarpOp : int { add_f32, max_f32, min_f32, add_i32, max_i32, min_i32,
-                          max_u32, min_u32, shuffle_xor, ballot };
+enum class WarpOp : int {
+  add_f32,
+  max_f32,
+  min_f32,
+  add_i32,
+  max_i32,
+  min_i32,
+  max_u32,
+  min_u32,
+  shuffle_xor,
+  ballot
+};
 enum class AtomicOp : int { none, add, max, min };
 enum class AtomicType : int { f32, f16, bf16, s32, s16, s8 };
 

@@ -1,7 +1,8 @@
 // exp and ln in fp32, computed in double and rounded once.
 //
 // The host's libm differs between versions and picks a variant by CPU; a result that is correctly
-// rounded in all but about one in 10^7 cases is the same on every machine. Loops over these vectorise.
+// rounded in all but about one in 10^7 cases is the same on every machine. Loops over these
+// vectorise.
 #pragma once
 
 #include <bit>
@@ -49,7 +50,8 @@ __attribute__((always_inline)) inline float ln_f32(float value) {
   const uint64_t offset = bits - sqrt_half;
   const int64_t k = (int64_t)offset >> 52;
   const double m = std::bit_cast<double>(bits - ((uint64_t)k << 52));
-  // ln(m) = 2 * atanh(s), s = (m - 1) / (m + 1), |s| < 0.1716: the first omitted term is below 1e-17.
+  // ln(m) = 2 * atanh(s), s = (m - 1) / (m + 1), |s| < 0.1716: the first omitted term is below
+  // 1e-17.
   const double s = (m - 1.0) / (m + 1.0);
   const double z = s * s;
   double p = 1.0 / 21.0;

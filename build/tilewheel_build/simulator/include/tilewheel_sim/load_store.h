@@ -11,9 +11,7 @@ struct Loaded {
   T element[Count];
   const uint8_t *shadow;  // null if every byte is defined
 
-  bool is_undefined(int index) const {
-    return !is_defined(shadow + index * sizeof(T), sizeof(T));
-  }
+  bool is_undefined(int index) const { return !is_defined(shadow + index * sizeof(T), sizeof(T)); }
 };
 template <typename T, int Count, typename S>
 inline Loaded<T, Count> load(const S *address) {
@@ -26,8 +24,8 @@ inline Loaded<T, Count> load(const S *address) {
 
 // Fills a register: lane i gets element source(i), or zero if that is negative.
 template <typename T, int Count, typename Source>
-__attribute__((always_inline)) inline void distribute(Register<T> &dst, const Loaded<T, Count> &data,
-                                                      Source source) {
+__attribute__((always_inline)) inline void distribute(Register<T> &dst,
+                                                      const Loaded<T, Count> &data, Source source) {
   Register<T> result = zeros<T>();
   for (int i = 0; i < Register<T>::lanes; ++i)
     if (source(i) >= 0) result.lane[i] = data.element[source(i)];
@@ -64,18 +62,18 @@ inline void store_packed(void *address, const Register<T> &value, const vector_b
 }  // namespace sim
 
 // A post-update load reads at the old address, then advances the pointer by `step` elements.
-#define TILEWHEEL_SIM_LOAD(api, count, source)                                         \
-  template <typename T, typename S, typename Offset>                                   \
-  inline void api(sim::Register<T> &dst, S *src, Offset offset) {                      \
-    constexpr int lanes = sim::Register<T>::lanes;                                     \
-    [[maybe_unused]] constexpr int block_lanes = sim::kBlockBytes / sizeof(T);         \
-    sim::distribute(dst, sim::load<T, (count)>(src + offset),                          \
-                    []([[maybe_unused]] int i) { return source; });                    \
-  }                                                                                    \
-  template <typename T, typename S>                                                    \
-  inline void api##_postupdate(sim::Register<T> &dst, S *&src, int32_t step) {         \
-    api(dst, src, 0);                                                                  \
-    src += step;                                                                       \
+#define TILEWHEEL_SIM_LOAD(api, count, source)                                 \
+  template <typename T, typename S, typename Offset>                           \
+  inline void api(sim::Register<T> &dst, S *src, Offset offset) {              \
+    constexpr int lanes = sim::Register<T>::lanes;                             \
+    [[maybe_unused]] constexpr int block_lanes = sim::kBlockBytes / sizeof(T); \
+    sim::distribute(dst, sim::load<T, (count)>(src + offset),                  \
+                    []([[maybe_unused]] int i) { return source; });            \
+  }                                                                            \
+  template <typename T, typename S>                                            \
+  inline void api##_postupdate(sim::Register<T> &dst, S *&src, int32_t step) { \
+    api(dst, src, 0);                                                          \
+    src += step;                                                               \
   }
 TILEWHEEL_SIM_LOAD(asc_loadalign, lanes, i)
 TILEWHEEL_SIM_LOAD(asc_loadalign_brc_elem, 1, 0)
@@ -203,9 +201,8 @@ inline void check_index(const Register<I> &index, int lane, const char *what) {
 template <typename D, typename T, typename I>
 inline void asc_gather(sim::Register<D> &dst, T *base, const sim::Register<I> &index,
                        vector_bool mask) {
-  constexpr int lanes =
-      sim::Register<I>::lanes < sim::Register<D>::lanes ? sim::Register<I>::lanes
-                                                         : sim::Register<D>::lanes;
+  constexpr int lanes = sim::Register<I>::lanes < sim::Register<D>::lanes ? sim::Register<I>::lanes
+                                                                          : sim::Register<D>::lanes;
   sim::Register<D> result = sim::zeros<D>();
   for (int i = 0; i < lanes; ++i) {
     if (!sim::is_active<sizeof(D)>(mask, i)) continue;
@@ -231,8 +228,7 @@ inline void asc_gather_datablock(sim::Register<T> &dst, U *base, const vector_u3
         sim::load<T, block_lanes>((const T *)((const unsigned char *)base + offset.lane[block]));
     for (int i = 0; i < block_lanes; ++i) {
       result.lane[block * block_lanes + i] = data.element[i];
-      if (data.shadow && data.is_undefined(i))
-        sim::make_undefined(result, block * block_lanes + i);
+      if (data.shadow && data.is_undefined(i)) sim::make_undefined(result, block * block_lanes + i);
     }
   }
   dst = result;
@@ -241,9 +237,8 @@ template <typename T, typename U, typename I>
 inline void asc_scatter(U *base, const sim::Register<T> &value, const sim::Register<I> &index,
                         vector_bool mask) {
   static_assert(sizeof(U) == sizeof(T));
-  constexpr int lanes = sim::Register<T>::lanes < sim::Register<I>::lanes
-                            ? sim::Register<T>::lanes
-                            : sim::Register<I>::lanes;
+  constexpr int lanes = sim::Register<T>::lanes < sim::Register<I>::lanes ? sim::Register<T>::lanes
+                                                                          : sim::Register<I>::lanes;
   for (int i = 0; i < lanes; ++i) {
     if (!sim::is_active<sizeof(T)>(mask, i)) continue;
     sim::check_index(index, i, "scatter");

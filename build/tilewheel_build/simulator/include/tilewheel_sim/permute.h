@@ -20,8 +20,7 @@ inline void find_extreme(Register<T> &dst, const Register<T> &a, vector_bool mas
   using C = compute_t<T>;
   int best = -1;
   for (int i = 0; i < Register<T>::lanes; ++i)
-    if (is_active<sizeof(T)>(mask, i) &&
-        (best < 0 || better((C)a.lane[i], (C)a.lane[best])))
+    if (is_active<sizeof(T)>(mask, i) && (best < 0 || better((C)a.lane[i], (C)a.lane[best])))
       best = i;
   Register<T> result = zeros<T>();
   if (best >= 0) {
@@ -247,26 +246,26 @@ inline void asc_unpack_upper(vector_bool &dst, vector_bool a) {
   sim::move_bits(result, a, 128, 0, 2, 128, 1);
   dst = result;
 }
-#define TILEWHEEL_SIM_PREDICATE_INTERLEAVE(suffix, width)                             \
-  inline void asc_intlv_##suffix(vector_bool &dst0, vector_bool &dst1, vector_bool a, \
-                                 vector_bool b) {                                     \
-    vector_bool r0{}, r1{};                                                           \
-    sim::move_bits(r0, a, 128 / width, 0, 2 * width, 0, width);                       \
-    sim::move_bits(r0, b, 128 / width, width, 2 * width, 0, width);                   \
-    sim::move_bits(r1, a, 128 / width, 0, 2 * width, 128, width);                     \
-    sim::move_bits(r1, b, 128 / width, width, 2 * width, 128, width);                 \
-    dst0 = r0;                                                                        \
-    dst1 = r1;                                                                        \
-  }                                                                                   \
+#define TILEWHEEL_SIM_PREDICATE_INTERLEAVE(suffix, width)                               \
+  inline void asc_intlv_##suffix(vector_bool &dst0, vector_bool &dst1, vector_bool a,   \
+                                 vector_bool b) {                                       \
+    vector_bool r0{}, r1{};                                                             \
+    sim::move_bits(r0, a, 128 / width, 0, 2 * width, 0, width);                         \
+    sim::move_bits(r0, b, 128 / width, width, 2 * width, 0, width);                     \
+    sim::move_bits(r1, a, 128 / width, 0, 2 * width, 128, width);                       \
+    sim::move_bits(r1, b, 128 / width, width, 2 * width, 128, width);                   \
+    dst0 = r0;                                                                          \
+    dst1 = r1;                                                                          \
+  }                                                                                     \
   inline void asc_deintlv_##suffix(vector_bool &dst0, vector_bool &dst1, vector_bool a, \
-                                   vector_bool b) {                                   \
-    vector_bool r0{}, r1{};                                                           \
-    sim::move_bits(r0, a, 128 / width, 0, width, 0, 2 * width);                       \
-    sim::move_bits(r0, b, 128 / width, 128, width, 0, 2 * width);                     \
-    sim::move_bits(r1, a, 128 / width, 0, width, width, 2 * width);                   \
-    sim::move_bits(r1, b, 128 / width, 128, width, width, 2 * width);                 \
-    dst0 = r0;                                                                        \
-    dst1 = r1;                                                                        \
+                                   vector_bool b) {                                     \
+    vector_bool r0{}, r1{};                                                             \
+    sim::move_bits(r0, a, 128 / width, 0, width, 0, 2 * width);                         \
+    sim::move_bits(r0, b, 128 / width, 128, width, 0, 2 * width);                       \
+    sim::move_bits(r1, a, 128 / width, 0, width, width, 2 * width);                     \
+    sim::move_bits(r1, b, 128 / width, 128, width, width, 2 * width);                   \
+    dst0 = r0;                                                                          \
+    dst1 = r1;                                                                          \
   }
 TILEWHEEL_SIM_PREDICATE_INTERLEAVE(b8, 1)
 TILEWHEEL_SIM_PREDICATE_INTERLEAVE(b16, 2)
@@ -294,7 +293,8 @@ inline void for_each_bin_value(const vector_u8 &src, const vector_bool &mask, F 
   for (int i = 0; i < vector_u8::lanes; ++i)
     if (is_active<1>(mask, i)) f((int)src.lane[i]);
 }
-inline void count_values(vector_u16 &dst, const vector_u8 &src, const vector_bool &mask, int first) {
+inline void count_values(vector_u16 &dst, const vector_u8 &src, const vector_bool &mask,
+                         int first) {
   if (has_undefined(src, mask)) dst.undefined = ~kNone;
   for_each_bin_value(src, mask, [&](int value) {
     if (value >= first && value < first + 128) ++dst.lane[value - first];

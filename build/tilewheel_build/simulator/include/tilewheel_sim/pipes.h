@@ -90,15 +90,15 @@ inline void set_atomic(AtomicOp op, AtomicType type) {
   current->atomic_type = type;
 }
 }  // namespace sim
-#define TILEWHEEL_SIM_SET_ATOMIC(suffix, type)                                                    \
-  inline void asc_set_atomic_add_##suffix() {                                                     \
-    sim::set_atomic(sim::AtomicOp::add, sim::AtomicType::type);                                   \
-  }                                                                                               \
-  inline void asc_set_atomic_max_##suffix() {                                                     \
-    sim::set_atomic(sim::AtomicOp::max, sim::AtomicType::type);                                   \
-  }                                                                                               \
-  inline void asc_set_atomic_min_##suffix() {                                                     \
-    sim::set_atomic(sim::AtomicOp::min, sim::AtomicType::type);                                   \
+#define TILEWHEEL_SIM_SET_ATOMIC(suffix, type)                  \
+  inline void asc_set_atomic_add_##suffix() {                   \
+    sim::set_atomic(sim::AtomicOp::add, sim::AtomicType::type); \
+  }                                                             \
+  inline void asc_set_atomic_max_##suffix() {                   \
+    sim::set_atomic(sim::AtomicOp::max, sim::AtomicType::type); \
+  }                                                             \
+  inline void asc_set_atomic_min_##suffix() {                   \
+    sim::set_atomic(sim::AtomicOp::min, sim::AtomicType::type); \
   }
 TILEWHEEL_SIM_SET_ATOMIC(float, f32)
 TILEWHEEL_SIM_SET_ATOMIC(float16, f16)
@@ -107,9 +107,7 @@ TILEWHEEL_SIM_SET_ATOMIC(int32, s32)
 TILEWHEEL_SIM_SET_ATOMIC(int16, s16)
 TILEWHEEL_SIM_SET_ATOMIC(int8, s8)
 #undef TILEWHEEL_SIM_SET_ATOMIC
-inline void asc_set_atomic_none() {
-  sim::set_atomic(sim::AtomicOp::none, sim::AtomicType::f32);
-}
+inline void asc_set_atomic_none() { sim::set_atomic(sim::AtomicOp::none, sim::AtomicType::f32); }
 
 // Scalar GM accesses that bypass the data cache.
 template <typename T>

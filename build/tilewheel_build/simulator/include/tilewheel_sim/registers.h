@@ -14,12 +14,12 @@ struct vector_bool {
   uint64_t word[4];
 };
 inline vector_bool operator&(const vector_bool &a, const vector_bool &b) {
-  return {{a.word[0] & b.word[0], a.word[1] & b.word[1], a.word[2] & b.word[2],
-           a.word[3] & b.word[3]}};
+  return {
+      {a.word[0] & b.word[0], a.word[1] & b.word[1], a.word[2] & b.word[2], a.word[3] & b.word[3]}};
 }
 inline vector_bool operator|(const vector_bool &a, const vector_bool &b) {
-  return {{a.word[0] | b.word[0], a.word[1] | b.word[1], a.word[2] | b.word[2],
-           a.word[3] | b.word[3]}};
+  return {
+      {a.word[0] | b.word[0], a.word[1] | b.word[1], a.word[2] | b.word[2], a.word[3] | b.word[3]}};
 }
 inline vector_bool operator~(const vector_bool &a) {
   return {{~a.word[0], ~a.word[1], ~a.word[2], ~a.word[3]}};
@@ -30,8 +30,8 @@ namespace sim {
 inline constexpr int kRegisterBytes = 256;
 
 // `undefined` has a bit for each byte without a value: of a register that was never written, or
-// loaded from UB that was never written. Instructions carry the bits from operands to results, stores
-// carry them back to UB, and DMA refuses to move such bytes to GM. Predicates carry none.
+// loaded from UB that was never written. Instructions carry the bits from operands to results,
+// stores carry them back to UB, and DMA refuses to move such bytes to GM. Predicates carry none.
 template <typename T>
 struct alignas(64) Register {
   using element = T;
@@ -107,7 +107,7 @@ template <int Width>
 inline vector_bool active_bytes(const vector_bool &mask) {
   constexpr uint64_t spread = Width == 1 ? 1 : Width == 2 ? 3 : Width == 4 ? 15 : 255;
   vector_bool bytes;
-  for (int k = 0; k < 4; ++k) bytes.word[k] = (mask.word[k] & kElementBits<Width>) * spread;
+  for (int k = 0; k < 4; ++k) bytes.word[k] = (mask.word[k] & kElementBits<Width>)*spread;
   return bytes;
 }
 inline bool any(const vector_bool &bits) {
@@ -190,10 +190,10 @@ inline constexpr bool is_merging = false;
 
 }  // namespace sim
 
-#define TILEWHEEL_SIM_TAG(name, member, value)                 \
-  struct name##_tag : sim::Tag {                               \
-    static constexpr auto member = value;                      \
-  };                                                           \
+#define TILEWHEEL_SIM_TAG(name, member, value) \
+  struct name##_tag : sim::Tag {               \
+    static constexpr auto member = value;      \
+  };                                           \
   inline constexpr name##_tag name {}
 TILEWHEEL_SIM_TAG(LOWER, half_index, 0);
 TILEWHEEL_SIM_TAG(HIGHER, half_index, 1);
@@ -244,9 +244,12 @@ template <int Width>
 inline vector_bool create_mask(Pattern pattern) {
   constexpr int lanes = kRegisterBytes / Width;
   switch (pattern) {
-    case Pattern::all: return first_lanes<Width>(lanes);
-    case Pattern::half: return first_lanes<Width>(lanes / 2);
-    case Pattern::quarter: return first_lanes<Width>(lanes / 4);
+    case Pattern::all:
+      return first_lanes<Width>(lanes);
+    case Pattern::half:
+      return first_lanes<Width>(lanes / 2);
+    case Pattern::quarter:
+      return first_lanes<Width>(lanes / 4);
     case Pattern::every_third:
     case Pattern::every_fourth: {
       const int step = pattern == Pattern::every_third ? 3 : 4;

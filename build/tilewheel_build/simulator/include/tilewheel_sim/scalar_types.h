@@ -56,13 +56,9 @@ struct float8_e5m2x2_t {
   uint16_t bits;
 };
 
-#define TILEWHEEL_SIM_VECTORS(type, name, bytes)       \
-  struct alignas(bytes) name##2 {                      \
-    type x, y;                                         \
-  };                                                   \
-  struct alignas(2 * (bytes) > 16 ? 16 : 2 * (bytes)) name##4 { \
-    type x, y, z, w;                                   \
-  };
+#define TILEWHEEL_SIM_VECTORS(type, name, bytes) \
+  struct alignas(bytes) name##2 { type x, y; };  \
+  struct alignas(2 * (bytes) > 16 ? 16 : 2 * (bytes)) name##4 { type x, y, z, w; };
 TILEWHEEL_SIM_VECTORS(float, float, 8)
 TILEWHEEL_SIM_VECTORS(int32_t, int, 8)
 TILEWHEEL_SIM_VECTORS(uint32_t, uint, 8)
@@ -81,12 +77,12 @@ struct bfloat16x2_t {
   bfloat16_t x, y;
 };
 
-#define TILEWHEEL_SIM_FLOAT2(op)                                                                  \
-  inline float2 operator op(float2 a, float2 b) { return {a.x op b.x, a.y op b.y}; }              \
-  inline float2 operator op(float2 a, float b) { return {a.x op b, a.y op b}; }                   \
-  inline float2 operator op(float a, float2 b) { return {a op b.x, a op b.y}; }                   \
-  inline float4 operator op(float4 a, float4 b) {                                                 \
-    return {a.x op b.x, a.y op b.y, a.z op b.z, a.w op b.w};                                      \
+#define TILEWHEEL_SIM_FLOAT2(op)                                                     \
+  inline float2 operator op(float2 a, float2 b) { return {a.x op b.x, a.y op b.y}; } \
+  inline float2 operator op(float2 a, float b) { return {a.x op b, a.y op b}; }      \
+  inline float2 operator op(float a, float2 b) { return {a op b.x, a op b.y}; }      \
+  inline float4 operator op(float4 a, float4 b) {                                    \
+    return {a.x op b.x, a.y op b.y, a.z op b.z, a.w op b.w};                         \
   }
 TILEWHEEL_SIM_FLOAT2(+)
 TILEWHEEL_SIM_FLOAT2(-)

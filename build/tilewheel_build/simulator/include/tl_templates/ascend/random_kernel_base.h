@@ -1,9 +1,9 @@
 // Philox 4x32-10 for tl_templates/ascend/philox_rng.h, which finds this file first on the include
 // path.
 //
-// The generator is J. Salmon, M. Moraes, R. Dror, D. Shaw, "Parallel Random Numbers: As Easy as 1, 2,
-// 3" (SC 2011). The names are those that philox_rng.h uses. Box-Muller: G. Box, M. Muller, "A Note on
-// the Generation of Random Normal Deviates" (1958).
+// The generator is J. Salmon, M. Moraes, R. Dror, D. Shaw, "Parallel Random Numbers: As Easy as 1,
+// 2, 3" (SC 2011). The names are those that philox_rng.h uses. Box-Muller: G. Box, M. Muller, "A
+// Note on the Generation of Random Normal Deviates" (1958).
 #pragma once
 
 #include <cmath>
