@@ -59,8 +59,15 @@ class Backend:
         Raises:
             ToolchainError: one is missing; the message says which and where it was looked for.
         """
-        packages = package_versions({*self.packages, *host_compiler.PACKAGES})
-        return tuple(sorted((*packages, *self.find_tools())))
+        return tuple(sorted((*self.package_versions(), *self.find_tools())))
+
+    def package_versions(self) -> tuple[tuple[str, str], ...]:
+        """Return (name, version) of the tools that are Python packages.
+
+        Raises:
+            ToolchainError: one or more are not installed.
+        """
+        return package_versions({*self.packages, *host_compiler.PACKAGES})
 
 
 def _compile_cuda(job: DeviceJob) -> Resources:

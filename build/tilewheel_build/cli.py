@@ -1,4 +1,4 @@
-"""``python -m tilewheel_build list | lower | build | verify``."""
+"""``python -m tilewheel_build list | lower | build | finish | verify``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.console import Console
 
 from tilewheel_build.backends import BACKENDS
 from tilewheel_build.checkout import ROOT
-from tilewheel_build.driver import BuildResult, Layout, build, plan_units
+from tilewheel_build.driver import BuildResult, Failure, Layout, build, plan_units
 from tilewheel_build.errors import (
     ArtifactError,
     CompilationError,
@@ -21,6 +21,7 @@ from tilewheel_build.errors import (
     ToolchainError,
 )
 from tilewheel_build.progress import artifact_table, watch
+from tilewheel_build.source_only import finish, pack, sources_directory
 from tilewheel_build.spec import OperatorSpec, SpecError, check_kernel_files, load_specs
 from tilewheel_build.unit import lower_variant
 from tilewheel_build.variant import SelectionError, Variant, expand, select
@@ -40,6 +41,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         if options.command == "verify":
             return _verify(layout, options.target, errors)
+        if options.command == "finish":
+            return _finish(layout, options, errors)
         specs = load_specs(layout.root)
         check_kernel_files(specs, root=layout.root)
         chosen = _variants(specs, options)
@@ -50,6 +53,8 @@ def main(arguments: Sequence[str]) -> int:
             return _list(chosen)
         if options.command == "lower":
             return _lower(chosen, layout)
+        if options.source_only:
+            return _pack(chosen, layout, options, errors)
         return _build(chosen, layout, options, errors)
     except (
         SpecError,
@@ -70,11 +75,18 @@ def _parser() -> argparse.ArgumentParser:
         ("list", "print the keys; needs no compiler"),
         ("lower", "write the device source of each variant below out/lowered"),
         ("build", "build artifacts and their manifest below out/artifacts"),
+        ("finish", "compile what `build --source-only` wrote, e.g. where CANN is installed"),
         ("verify", "check built artifacts: hashes, symbols, architectures"),
     ):
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("--root", type=Path, default=ROOT, help="the checkout")
         command.add_argument("--out", type=Path, help="where to write (default: <root>/out)")
+        if name in ("build", "finish"):
+            command.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+            command.add_argument("--machine", default=platform.machine(), help="x86_64 or aarch64")
+        if name == "finish":
+            command.add_argument("directory", type=Path, help="e.g. out/sources/ascend")
+            continue
         command.add_argument(
             "--target",
             default=DEFAULT_TARGET,
@@ -86,8 +98,11 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--only", action="append", default=[], help="glob over keys")
         command.add_argument("--archs", default="", help="architectures; commas separate")
         if name == "build":
-            command.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-            command.add_argument("--machine", default=platform.machine(), help="x86_64 or aarch64")
+            command.add_argument(
+                "--source-only",
+                action="store_true",
+                help="lower only, into out/sources/<target>, to `finish` elsewhere",
+            )
     return parser
 
 
@@ -144,7 +159,7 @@ def _build(
     options: argparse.Namespace,
     errors: Console,
 ) -> int:
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    console = _console()
     for backend, variants in chosen.items():
         # Every tool is looked for before the first unit starts: a missing one fails early.
         plan_units(variants[:1], layout=layout, backend=backend, machine=options.machine)
@@ -163,12 +178,59 @@ def _build(
             )
     console.print(artifact_table(results))
     failures = [failure for result in results for failure in result.failures]
-    for failure in failures:
-        errors.print(f"\nfailed: {failure.key}\n{failure.message}\nkept: {failure.work}")
     built = sum(len(result.built) for result in results)
     cached = sum(item.cached for result in results for item in result.built)
     console.print(f"{built} artifacts ({cached} from the cache), {len(failures)} failed")
-    return max((failure.exit_code for failure in failures), default=EXIT_OK)
+    return _report(failures, errors)
+
+
+def _pack(
+    chosen: dict[str, tuple[Variant, ...]],
+    layout: Layout,
+    options: argparse.Namespace,
+    errors: Console,
+) -> int:
+    console = _console()
+    failures: list[Failure] = []
+    for backend, variants in chosen.items():
+        with watch(console, backend, len(variants)) as observe:
+            count, failed = pack(
+                variants,
+                layout=layout,
+                backend=backend,
+                jobs=options.jobs,
+                machine=options.machine,
+                observe=observe,
+            )
+        failures += failed
+        directory = sources_directory(layout, backend)
+        console.print(f"{count} sources in {directory}")
+        console.print(f"complete them with: python -m tilewheel_build finish {directory}")
+    return _report(failures, errors)
+
+
+def _finish(layout: Layout, options: argparse.Namespace, errors: Console) -> int:
+    console = _console()
+    with watch(console, "finish", len(list(options.directory.glob("*/facts.json")))) as observe:
+        count, failures = finish(
+            options.directory,
+            layout=layout,
+            jobs=options.jobs,
+            machine=options.machine,
+            observe=observe,
+        )
+    console.print(f"{count} artifacts, {len(failures)} failed")
+    return _report(failures, errors)
+
+
+def _report(failures: Sequence[Failure], errors: Console) -> int:
+    for failed in failures:
+        errors.print(f"\nfailed: {failed.key}\n{failed.message}\nkept: {failed.work}")
+    return max((failed.exit_code for failed in failures), default=EXIT_OK)
+
+
+def _console() -> Console:
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 160)
 
 
 def _verify(layout: Layout, target: str, errors: Console) -> int:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-import multiprocessing
 import os
 import subprocess
-import threading
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tilewheel.key import Key
 from tilewheel.manifest import RUNTIME_ABI, SCHEMA_VERSION, Artifact, Library, Manifest
 from tilewheel.version import VERSION
 from tilewheel_build.backends import BACKENDS
 from tilewheel_build.errors import CompilationError, LoweringError, ToolchainError
-from tilewheel_build.fingerprint import driver_hash, fingerprint
+from tilewheel_build.fingerprint import driver_hash, fingerprint, fingerprint_inputs
+from tilewheel_build.pool import run_units
 from tilewheel_build.publish import publish
 from tilewheel_build.unit import ARTIFACT, Unit, UnitFacts, build_unit, read_unit, source_name
 from tilewheel_build.variant import Variant, limits, profiles_of
@@ -101,11 +100,11 @@ def build(
             built.append(Built(unit=unit, facts=facts, cached=True))
             observe(unit.variant.key, "cached")
     failures: list[Failure] = []
-    for unit, outcome in _run(missing, jobs):
+    for unit, outcome in run_units(build_unit, missing, jobs):
         if isinstance(outcome, UnitFacts):
             built.append(Built(unit=unit, facts=outcome, cached=False))
         else:
-            failures.append(_failure(unit, outcome))
+            failures.append(failure(unit.variant.key, unit.work, outcome))
         observe(unit.variant.key, "built" if isinstance(outcome, UnitFacts) else "failed")
     built.sort(key=lambda item: item.unit.variant.key.sort_key())
     failures.sort(key=lambda item: item.key.sort_key())
@@ -121,14 +120,7 @@ def plan_units(
     toolchain = dict(BACKENDS[backend].toolchain())
     units = []
     for variant in variants:
-        identity = fingerprint(
-            variant,
-            kernels_root=layout.kernels,
-            machine=machine,
-            toolchain=toolchain,
-            flags=BACKENDS[backend].flags,
-            sources=BACKENDS[backend].sources,
-        )
+        identity = fingerprint(unit_inputs(variant, layout, machine, toolchain))
         units.append(
             Unit(
                 variant=variant,
@@ -142,72 +134,43 @@ def plan_units(
     return tuple(units)
 
 
-def _run(units: Sequence[Unit], jobs: int) -> Iterable[tuple[Unit, UnitFacts | BaseException]]:
-    """Yield each unit with its facts or its error, as they finish.
-
-    A worker that is killed (out of memory, say) breaks its pool and takes the innocent units with
-    it; those left run again one at a time, each in a pool of its own: only the culprit fails.
-    """
-    left = list(units)
-    if not left:
-        return
-    for unit, outcome in _run_pool(left, max(1, min(jobs, len(left)))):
-        if not isinstance(outcome, BrokenProcessPool):
-            left.remove(unit)
-            yield unit, outcome
-    for unit in left:
-        yield from _run_pool([unit], 1)
-
-
-def _run_pool(units: Sequence[Unit], jobs: int) -> Iterable[tuple[Unit, UnitFacts | BaseException]]:
-    # Spawned, not forked: TileLang must start fresh and the driver may have threads.
-    executor = ProcessPoolExecutor(
-        jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_end_with_parent
+def unit_inputs(
+    variant: Variant, layout: Layout, machine: str, toolchain: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return what the artifact of a variant is made from in this checkout."""
+    backend = BACKENDS[variant.key.target.backend]
+    return fingerprint_inputs(
+        variant,
+        kernels_root=layout.kernels,
+        machine=machine,
+        toolchain=toolchain,
+        flags=backend.flags,
+        sources=backend.sources,
     )
-    futures: dict[Future[UnitFacts], Unit] = {}
-    try:
-        futures = {executor.submit(build_unit, unit): unit for unit in units}
-        for future in as_completed(futures):
-            error = future.exception()
-            yield futures[future], future.result() if error is None else error
-    except BaseException:
-        for process in list((executor._processes or {}).values()):
-            process.terminate()
-        raise
-    finally:
-        executor.shutdown(wait=True, cancel_futures=True)
 
 
-def _end_with_parent() -> None:
-    """Make this worker end when the driver is killed: its queue alone would keep it waiting."""
-    parent = multiprocessing.parent_process()
-
-    def watch() -> None:
-        if parent is not None:
-            parent.join()
-            os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def _failure(unit: Unit, error: BaseException) -> Failure:
+def failure(key: Key, work: Path, error: BaseException) -> Failure:
+    """Return the report of a unit that raised ``error``, or whose worker died."""
     known = (LoweringError, CompilationError, ToolchainError)
     message = str(error) if isinstance(error, known) else f"{type(error).__name__}: {error}"
     if isinstance(error, BrokenProcessPool):
         message = "the worker process died (killed, or out of memory)"
-    return Failure(
-        key=unit.variant.key,
-        message=message,
-        work=unit.work,
-        exit_code=getattr(error, "exit_code", 1),
-    )
+    return Failure(key=key, message=message, work=work, exit_code=getattr(error, "exit_code", 1))
 
 
 def _publish(built: Sequence[Built], *, layout: Layout, backend: str) -> None:
     files: dict[str, Path] = {}
     artifacts = []
+    toolchain = BACKENDS[backend].toolchain()
     for item in built:
-        artifact = _artifact(item, layout)
+        artifact = describe(
+            item.unit.variant,
+            item.facts,
+            layout=layout,
+            machine=item.unit.machine,
+            identity=item.unit.fingerprint,
+            toolchain=toolchain,
+        )
         artifacts.append(artifact)
         files[artifact.path] = item.unit.cache / ARTIFACT
         source = source_name(item.unit.variant)
@@ -221,17 +184,7 @@ def _publish(built: Sequence[Built], *, layout: Layout, backend: str) -> None:
         content = library.read_bytes()
         digest = hashlib.sha256(content).hexdigest()
         libraries.append(Library(path=name, sha256=digest, size_bytes=len(content)))
-    commit, dirty = source_state(layout.root)
-    manifest = Manifest(
-        schema_version=SCHEMA_VERSION,
-        tilewheel_version=VERSION,
-        runtime_abi=RUNTIME_ABI,
-        backend=backend,
-        source_commit=commit,
-        source_dirty=dirty,
-        artifacts=tuple(artifacts),
-        libraries=tuple(libraries),
-    )
+    manifest = new_manifest(layout, backend, artifacts, libraries)
     publish(layout.artifacts / backend, manifest, files)
 
 
@@ -251,25 +204,50 @@ def _library(layout: Layout, backend: str, machine: str) -> Path | None:
     return path
 
 
-def _artifact(item: Built, layout: Layout) -> Artifact:
-    variant = item.unit.variant
+def describe(
+    variant: Variant,
+    facts: UnitFacts,
+    *,
+    layout: Layout,
+    machine: str,
+    identity: str,
+    toolchain: Iterable[tuple[str, str]],
+) -> Artifact:
+    """Return the manifest's entry of one artifact."""
     backend = BACKENDS[variant.key.target.backend]
-    flags = (("flags", " ".join(backend.flags)), ("machine", item.unit.machine))
+    flags = (("flags", " ".join(backend.flags)), ("machine", machine))
     return Artifact(
         key=variant.key,
         path=f"{variant.key.target.arch}/{variant.key}.so",
-        sha256=item.facts.sha256,
-        size_bytes=item.facts.size_bytes,
+        sha256=facts.sha256,
+        size_bytes=facts.size_bytes,
         entry=f"__tvm_ffi_{variant.spec.operator}",
-        arguments=item.facts.arguments,
-        launch=item.facts.launch,
+        arguments=facts.arguments,
+        launch=facts.launch,
         limits=limits(variant),
-        resources=item.facts.resources,
+        resources=facts.resources,
         minimum_driver=backend.minimum_driver,
-        toolchain=tuple(sorted((*backend.toolchain(), *flags))),
-        fingerprint=item.unit.fingerprint,
+        toolchain=tuple(sorted((*toolchain, *flags))),
+        fingerprint=identity,
         profiles=profiles_of(variant),
-        verification=verification_status(layout.root, item.facts.sha256),
+        verification=verification_status(layout.root, facts.sha256),
+    )
+
+
+def new_manifest(
+    layout: Layout, backend: str, artifacts: Sequence[Artifact], libraries: Sequence[Library] = ()
+) -> Manifest:
+    """Return a manifest of this checkout's state."""
+    commit, dirty = source_state(layout.root)
+    return Manifest(
+        schema_version=SCHEMA_VERSION,
+        tilewheel_version=VERSION,
+        runtime_abi=RUNTIME_ABI,
+        backend=backend,
+        source_commit=commit,
+        source_dirty=dirty,
+        artifacts=tuple(artifacts),
+        libraries=tuple(libraries),
     )
 
 

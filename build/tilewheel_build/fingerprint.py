@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from tilewheel_build.host_compiler import FLAGS, GLIBC
 from tilewheel_build.variant import Variant, limits, parameters, tensors
@@ -27,7 +28,7 @@ DRIVER_SOURCES = (
 """The driver's files that decide what any backend's artifact contains, below this package."""
 
 
-def fingerprint(
+def fingerprint_inputs(
     variant: Variant,
     *,
     kernels_root: Path,
@@ -35,9 +36,9 @@ def fingerprint(
     toolchain: Mapping[str, str],
     flags: tuple[str, ...],
     sources: tuple[str, ...],
-) -> str:
-    """Return 64 hex digits over key, contract, sources of kernel and driver, toolchain, flags."""
-    inputs = {
+) -> dict[str, Any]:
+    """Return what an artifact is made from: key, contract, sources, tools and flags, as JSON."""
+    return {
         "key": str(variant.key),
         "machine": machine,
         "tensors": [asdict(tensor) for tensor in tensors(variant)],
@@ -51,8 +52,11 @@ def fingerprint(
         "toolchain": dict(toolchain),
         "flags": [*flags, *FLAGS, GLIBC],
     }
-    text = json.dumps(inputs, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def fingerprint(inputs: Mapping[str, Any]) -> str:
+    """Return 64 hex digits over the inputs of one artifact."""
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
 
 
 def kernel_hashes(kernels_root: Path, kernel: str) -> dict[str, str]:

@@ -197,7 +197,7 @@ def read_unit(cache: Path) -> UnitFacts | None:
     """Return the facts of a cached unit, or None if it is absent, incomplete or altered."""
     try:
         tree = json.loads((cache / FACTS).read_text())
-        facts = _facts_from_json(tree)
+        facts = facts_from_json(tree)
         complete = len(list(cache.glob("kernel.*"))) == 1 and (cache / LAUNCHER).is_file()
         if not complete or _sha256(cache / ARTIFACT) != facts.sha256:
             return None
@@ -206,7 +206,7 @@ def read_unit(cache: Path) -> UnitFacts | None:
     return facts
 
 
-def _facts_from_json(tree: dict[str, Any]) -> UnitFacts:
+def facts_from_json(tree: dict[str, Any]) -> UnitFacts:
     launch = tree["launch"]
     return UnitFacts(
         sha256=tree["sha256"],

@@ -96,9 +96,14 @@ inline void activate(vector_bool &mask, int lane, bool active = true) {
 }
 template <int Width>
 inline vector_bool first_lanes(int64_t count) {
-  vector_bool mask{};
-  for (int lane = 0; lane < kRegisterBytes / Width && lane < count; ++lane)
-    activate<Width>(mask, lane);
+  constexpr int64_t lanes = kRegisterBytes / Width;
+  const int64_t num_bits = (count < 0 ? 0 : count < lanes ? count : lanes) * Width;
+  vector_bool mask;
+  for (int k = 0; k < 4; ++k) {
+    const int64_t rest = num_bits - 64 * k;
+    const uint64_t bits = rest <= 0 ? 0 : rest >= 64 ? ~0ull : (1ull << rest) - 1;
+    mask.word[k] = bits & kElementBits<Width>;
+  }
   return mask;
 }
 
