@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
+
+# One cache of the C compiler for all builds that tests make: a cold one costs half a minute.
+ZIG_CACHE = Path(__file__).parents[1] / "out" / "cache" / "zig"
+os.environ.setdefault("ZIG_GLOBAL_CACHE_DIR", str(ZIG_CACHE))
 
 
 @dataclass(frozen=True)

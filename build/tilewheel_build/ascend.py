@@ -15,7 +15,7 @@ from pathlib import Path
 from tilewheel.manifest import Resources
 from tilewheel_build.errors import CompilationError, ToolchainError
 from tilewheel_build.lower import Lowered
-from tilewheel_build.process import run_tool
+from tilewheel_build.process import TIMEOUT_S, run_tool
 from tilewheel_build.toolchain import tilelang_source
 
 PACKAGES = ("tilelang",)
@@ -31,8 +31,10 @@ UB_LIMIT_SIMT_BYTES = 216 * 1024
 """A kernel with SIMT code keeps 32 KB of UB for thread contexts."""
 
 ACL_LIBRARY = "libascendcl.so"
-
-COMPILE_TIMEOUT_S = 600
+ACL_TITLE = (
+    f"AscendCL library, must be that of {MINIMUM_DRIVER} or newer, on the loader's path or below "
+    "$ASCEND_HOME_PATH"
+)
 
 _DROPPED = "did not enable multi-buffering"
 
@@ -108,15 +110,20 @@ def tool_versions() -> tuple[tuple[str, str], ...]:
     """Return the compiler's name and version; both tools must be there.
 
     Raises:
-        ToolchainError: bisheng or its linker is missing.
+        ToolchainError: bisheng or its linker is missing, or bisheng does not run.
     """
     bisheng = find_bisheng(os.environ)
     find_linker(os.environ)
-    lines = run_tool([str(bisheng), "--version"], cwd=Path.cwd()).strip().splitlines()
-    return (("bisheng", lines[0] if lines else "unknown"),)
+    try:
+        lines = run_tool([str(bisheng), "--version"], cwd=Path.cwd(), timeout_s=60).splitlines()
+    except CompilationError as error:
+        raise ToolchainError(f"bisheng: does not run, must tell its version\n{error}") from error
+    return (("bisheng", lines[0].strip() if lines else "unknown"),)
 
 
-def compile_device(*, work: Path, source: str, output: str, arch: str) -> None:
+def compile_device(
+    *, work: Path, source: str, output: str, arch: str, timeout_s: float = TIMEOUT_S
+) -> None:
     """Compile ``work/source`` to the aibin ``work/output``."""
     for command in compile_commands(
         bisheng=find_bisheng(os.environ),
@@ -126,7 +133,7 @@ def compile_device(*, work: Path, source: str, output: str, arch: str) -> None:
         source=source,
         output=output,
     ):
-        run_tool(command, cwd=work, timeout_s=COMPILE_TIMEOUT_S)
+        run_tool(command, cwd=work, timeout_s=timeout_s)
 
 
 def check_lowered(lowered: Lowered) -> Resources:

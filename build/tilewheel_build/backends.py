@@ -23,6 +23,8 @@ class DeviceJob:
     arch: str
     machine: str
     shared_bytes: int
+    zig_cache: Path
+    timeout_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +53,7 @@ class Backend:
     launcher_includes: Callable[[], tuple[Path, ...]]
     launcher_extra: Callable[[Lowered], tuple[tuple[str, Any], ...]]
     library: str = ""
-    compile_library: Callable[[Path, str], None] | None = None
+    compile_library: Callable[[Path, str, Path], None] | None = None
 
     def toolchain(self) -> tuple[tuple[str, str], ...]:
         """Return (name, version) of every tool that this backend's artifacts are made with.
@@ -77,28 +79,47 @@ def _compile_cuda(job: DeviceJob) -> Resources:
         output=job.output,
         arch=job.arch,
         shared_bytes=job.shared_bytes,
+        timeout_s=job.timeout_s,
     )
 
 
 def _compile_ascend(job: DeviceJob) -> Resources:
-    ascend.compile_device(work=job.work, source=job.source, output=job.output, arch=job.arch)
+    ascend.compile_device(
+        work=job.work,
+        source=job.source,
+        output=job.output,
+        arch=job.arch,
+        timeout_s=job.timeout_s,
+    )
     return Resources()
 
 
 def _compile_ascend_sim(job: DeviceJob) -> Resources:
     ascend_sim.compile_device(
-        work=job.work, source=job.source, output=job.output, machine=job.machine
+        work=job.work,
+        source=job.source,
+        output=job.output,
+        machine=job.machine,
+        zig_cache=job.zig_cache,
+        timeout_s=job.timeout_s,
     )
     return Resources()
 
 
 def _acl_context(
-    lowered: Lowered, *, library: str, title: str, device_type: str, search_toolkit: bool
+    lowered: Lowered,
+    *,
+    library: str,
+    title: str,
+    release: str,
+    device_type: str,
+    search_toolkit: bool,
 ) -> tuple[tuple[str, Any], ...]:
     offsets, size_bytes = ascend.argument_layout(lowered)
     return (
         ("acl_library", library),
         ("acl_title", title),
+        ("acl_release", release),
         ("device_type", device_type),
         ("search_toolkit", search_toolkit),
         ("argument_offsets", offsets),
@@ -142,7 +163,8 @@ BACKENDS: dict[str, Backend] = {
         launcher_extra=lambda lowered: _acl_context(
             lowered,
             library=ascend.ACL_LIBRARY,
-            title="AscendCL library (part of CANN)",
+            title=ascend.ACL_TITLE,
+            release=f"{ascend.MINIMUM_DRIVER} or newer",
             device_type="kDLExtDev",
             search_toolkit=True,
         ),
@@ -166,6 +188,7 @@ BACKENDS: dict[str, Backend] = {
             lowered,
             library=ascend_sim.LIBRARY,
             title="simulator library (tilewheel opens it before the artifact)",
+            release="the same build",
             device_type="kDLCPU",
             search_toolkit=False,
         ),

@@ -20,6 +20,7 @@ from tilewheel_build.errors import (
     LoweringError,
     ToolchainError,
 )
+from tilewheel_build.process import TIMEOUT_S
 from tilewheel_build.progress import artifact_table, watch
 from tilewheel_build.source_only import finish, pack, sources_directory
 from tilewheel_build.spec import OperatorSpec, SpecError, check_kernel_files, load_specs
@@ -84,6 +85,13 @@ def _parser() -> argparse.ArgumentParser:
         if name in ("build", "finish"):
             command.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
             command.add_argument("--machine", default=platform.machine(), help="x86_64 or aarch64")
+            command.add_argument(
+                "--compile-timeout",
+                type=float,
+                default=TIMEOUT_S,
+                metavar="SECONDS",
+                help="how long one run of the device compiler may take (default: %(default)g)",
+            )
         if name == "finish":
             command.add_argument("directory", type=Path, help="e.g. out/sources/ascend")
             continue
@@ -173,6 +181,7 @@ def _build(
                     backend=backend,
                     jobs=options.jobs,
                     machine=options.machine,
+                    timeout_s=options.compile_timeout,
                     observe=observe,
                 )
             )
@@ -217,6 +226,7 @@ def _finish(layout: Layout, options: argparse.Namespace, errors: Console) -> int
             layout=layout,
             jobs=options.jobs,
             machine=options.machine,
+            timeout_s=options.compile_timeout,
             observe=observe,
         )
     console.print(f"{count} artifacts, {len(failures)} failed")

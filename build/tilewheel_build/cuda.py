@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tilewheel.manifest import Resources
 from tilewheel_build.errors import CompilationError, ToolchainError
-from tilewheel_build.process import run_tool
+from tilewheel_build.process import TIMEOUT_S, run_tool
 from tilewheel_build.toolchain import (
     distribution_file,
     tilelang_cutlass,
@@ -81,7 +81,13 @@ def compile_command(*, arch: str, source: str, output: str) -> list[str]:
 
 
 def compile_device(
-    *, work: Path, source: str, output: str, arch: str, shared_bytes: int
+    *,
+    work: Path,
+    source: str,
+    output: str,
+    arch: str,
+    shared_bytes: int,
+    timeout_s: float = TIMEOUT_S,
 ) -> Resources:
     """Compile ``work/source`` to the cubin ``work/output`` and return what ptxas reports.
 
@@ -94,7 +100,8 @@ def compile_device(
             f"{HOST_COMPILER}: is not on PATH, must be installed for nvcc\n"
             "hint: install the system's C++ compiler"
         )
-    printed = run_tool(compile_command(arch=arch, source=source, output=output), cwd=work)
+    command = compile_command(arch=arch, source=source, output=output)
+    printed = run_tool(command, cwd=work, timeout_s=timeout_s)
     resources = parse_ptxas(printed)
     total = shared_bytes + (resources.static_shared_bytes or 0)
     if total > SHARED_LIMIT_BYTES[arch]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
@@ -15,9 +16,15 @@ from tilewheel.key import Key
 from tilewheel.manifest import RUNTIME_ABI, SCHEMA_VERSION, Artifact, Library, Manifest
 from tilewheel.version import VERSION
 from tilewheel_build.backends import BACKENDS
-from tilewheel_build.errors import CompilationError, LoweringError, ToolchainError
+from tilewheel_build.errors import (
+    ArtifactError,
+    CompilationError,
+    LoweringError,
+    ToolchainError,
+)
 from tilewheel_build.fingerprint import driver_hash, fingerprint, fingerprint_inputs
 from tilewheel_build.pool import run_units
+from tilewheel_build.process import TIMEOUT_S
 from tilewheel_build.publish import publish
 from tilewheel_build.unit import ARTIFACT, Unit, UnitFacts, build_unit, read_unit, source_name
 from tilewheel_build.variant import Variant, limits, profiles_of
@@ -80,16 +87,20 @@ def build(
     backend: str,
     jobs: int,
     machine: str,
+    timeout_s: float = TIMEOUT_S,
     observe: Observer = lambda key, event: None,
 ) -> BuildResult:
     """Build the variants of one backend and publish those that succeeded.
 
-    Where none did, what was published before stays.
+    Where none did, what was published before stays. ``timeout_s`` is how long one run of the device
+    compiler may take.
 
     Raises:
         ToolchainError: a tool is missing; nothing was started.
     """
-    units = plan_units(variants, layout=layout, backend=backend, machine=machine)
+    units = plan_units(
+        variants, layout=layout, backend=backend, machine=machine, timeout_s=timeout_s
+    )
     built: list[Built] = []
     missing: list[Unit] = []
     for unit in units:
@@ -114,7 +125,12 @@ def build(
 
 
 def plan_units(
-    variants: Iterable[Variant], *, layout: Layout, backend: str, machine: str
+    variants: Iterable[Variant],
+    *,
+    layout: Layout,
+    backend: str,
+    machine: str,
+    timeout_s: float = TIMEOUT_S,
 ) -> tuple[Unit, ...]:
     """Return the units of work for the variants; raises ToolchainError when a tool is missing."""
     toolchain = dict(BACKENDS[backend].toolchain())
@@ -129,6 +145,7 @@ def plan_units(
                 cache=layout.out / "cache" / identity,
                 work=layout.out / "work" / str(variant.key),
                 machine=machine,
+                timeout_s=timeout_s,
             )
         )
     return tuple(units)
@@ -151,7 +168,7 @@ def unit_inputs(
 
 def failure(key: Key, work: Path, error: BaseException) -> Failure:
     """Return the report of a unit that raised ``error``, or whose worker died."""
-    known = (LoweringError, CompilationError, ToolchainError)
+    known = (LoweringError, CompilationError, ToolchainError, ArtifactError)
     message = str(error) if isinstance(error, known) else f"{type(error).__name__}: {error}"
     if isinstance(error, BrokenProcessPool):
         message = "the worker process died (killed, or out of memory)"
@@ -176,32 +193,38 @@ def _publish(built: Sequence[Built], *, layout: Layout, backend: str) -> None:
         source = source_name(item.unit.variant)
         suffix = Path(source).suffix
         files[artifact.path.removesuffix(".so") + suffix] = item.unit.cache / source
-    libraries = []
-    library = _library(layout, backend, built[0].unit.machine)
-    if library is not None:
-        name = BACKENDS[backend].library
-        files[name] = library
-        content = library.read_bytes()
-        digest = hashlib.sha256(content).hexdigest()
-        libraries.append(Library(path=name, sha256=digest, size_bytes=len(content)))
+    libraries, library_files = build_libraries(layout, backend, built[0].unit.machine)
     manifest = new_manifest(layout, backend, artifacts, libraries)
-    publish(layout.artifacts / backend, manifest, files)
+    publish(layout.artifacts / backend, manifest, files | library_files)
 
 
-def _library(layout: Layout, backend: str, machine: str) -> Path | None:
-    """Return the library that a backend's artifacts open by name; None if they open none."""
+def build_libraries(
+    layout: Layout, backend: str, machine: str
+) -> tuple[tuple[Library, ...], dict[str, Path]]:
+    """Return the libraries that a backend's artifacts open by name, and where their files are."""
     described = BACKENDS[backend]
     if described.compile_library is None:
-        return None
+        return (), {}
     inputs = [driver_hash(described.sources), machine, *map(str, described.toolchain())]
     identity = hashlib.sha256("\n".join([*inputs, *described.flags]).encode()).hexdigest()
     path = layout.out / "cache" / identity / described.library
     if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-        described.compile_library(unfinished, machine)
-        os.replace(unfinished, path)
-    return path
+        # As for a unit: what a killed build leaves is in the work directory, where the next one
+        # removes it, and the cache gets the finished directory as a whole.
+        work = layout.out / "work" / described.library
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir(parents=True)
+        described.compile_library(work / described.library, machine, layout.out / "cache" / "zig")
+        path.parent.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(path.parent, ignore_errors=True)
+        os.rename(work, path.parent)
+    content = path.read_bytes()
+    library = Library(
+        path=described.library,
+        sha256=hashlib.sha256(content).hexdigest(),
+        size_bytes=len(content),
+    )
+    return (library,), {described.library: path}
 
 
 def describe(

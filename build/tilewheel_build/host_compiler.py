@@ -6,6 +6,7 @@ the build machine's C library nor on its processor.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -80,8 +81,15 @@ def _zig(arguments: Sequence[str], *, work: Path, machine: str, zig_cache: Path)
     run_tool(
         [sys.executable, "-m", "ziglang", "cc", "-target", target, *arguments],
         cwd=work,
-        environment={
-            "ZIG_GLOBAL_CACHE_DIR": str(zig_cache),
-            "ZIG_LOCAL_CACHE_DIR": str(zig_cache),
-        },
+        environment=zig_environment(zig_cache),
     )
+
+
+def zig_environment(zig_cache: Path) -> dict[str, str]:
+    """Return the variables that keep zig's cache out of the user's home.
+
+    A first link builds the C library's stubs, which takes many seconds: ZIG_GLOBAL_CACHE_DIR in the
+    environment shares them between output directories.
+    """
+    shared = os.environ.get("ZIG_GLOBAL_CACHE_DIR", str(zig_cache))
+    return {"ZIG_GLOBAL_CACHE_DIR": shared, "ZIG_LOCAL_CACHE_DIR": str(zig_cache)}

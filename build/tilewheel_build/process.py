@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from tilewheel_build.errors import CompilationError, ToolchainError
 
 TAIL_LINES = 30
+
+TIMEOUT_S = 600.0
+"""How long one run of a compiler may take where the caller does not say."""
 
 UNSEEN_VARIABLES = frozenset(
     {
@@ -32,7 +37,7 @@ def run_tool(
     *,
     cwd: Path,
     environment: Mapping[str, str] | None = None,
-    timeout_s: float = 600,
+    timeout_s: float = TIMEOUT_S,
 ) -> str:
     """Run a compiler and return what it printed, standard output and error together.
 
@@ -43,7 +48,7 @@ def run_tool(
     """
     shown = shlex.join(command)
     try:
-        done = subprocess.run(
+        process = subprocess.Popen(
             list(command),
             cwd=cwd,
             env={**_environment(), "LC_ALL": "C", **(environment or {})},
@@ -52,17 +57,40 @@ def run_tool(
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            timeout=timeout_s,
-            check=False,
         )
-    except subprocess.TimeoutExpired as error:
-        raise CompilationError(f"{shown}\nran for {timeout_s:.0f} s, must end sooner") from error
     except OSError as error:
         raise ToolchainError(f"{command[0]}: cannot be started: {error.strerror}") from error
-    if done.returncode != 0:
-        tail = "\n".join(done.stdout.splitlines()[-TAIL_LINES:])
-        raise CompilationError(f"{shown}\nended with {done.returncode}:\n{tail}")
-    return done.stdout
+    with process:
+        try:
+            printed, _ = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired as error:
+            _kill_tree(process.pid)
+            raise CompilationError(f"{shown}\nran for {timeout_s:g} s, must end sooner") from error
+        except BaseException:
+            _kill_tree(process.pid)
+            raise
+    if process.returncode != 0:
+        tail = "\n".join(printed.splitlines()[-TAIL_LINES:])
+        raise CompilationError(f"{shown}\nended with {process.returncode}:\n{tail}")
+    return printed
+
+
+def _kill_tree(root: int) -> None:
+    """Kill a process and what it started: a compiler's driver leaves the work to its children.
+
+    They stay in the caller's process group, so that an interrupt of the build reaches them.
+    """
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            # Behind the command's name, which may hold spaces and parentheses: state, parent.
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+    tree = [root]
+    for process in tree:
+        tree += [child for child, parent in parents.items() if parent == process]
+    for process in tree:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
 
 
 def _environment() -> dict[str, str]:

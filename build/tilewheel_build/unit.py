@@ -28,6 +28,7 @@ from tilewheel_build.launcher import (
     launcher_source,
 )
 from tilewheel_build.lower import Lowered, lower_kernel
+from tilewheel_build.process import TIMEOUT_S
 from tilewheel_build.variant import Variant, bindings
 
 ARTIFACT = "artifact.so"
@@ -46,6 +47,7 @@ class Unit:
     cache: Path
     work: Path
     machine: str
+    timeout_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +97,7 @@ def build_unit(unit: Unit) -> UnitFacts:
         target=unit.variant.key.target,
         machine=unit.machine,
         zig_cache=unit.cache.parent / "zig",
+        timeout_s=unit.timeout_s,
     )
     _publish(unit.work, unit.cache, (ARTIFACT, source_name(unit.variant), LAUNCHER), result)
     shutil.rmtree(unit.work, ignore_errors=True)
@@ -140,9 +143,18 @@ def write_sources(variant: Variant, kernels_root: Path, work: Path) -> UnitFacts
 
 
 def compile_sources(
-    facts: UnitFacts, *, work: Path, target: Target, machine: str, zig_cache: Path
+    facts: UnitFacts,
+    *,
+    work: Path,
+    target: Target,
+    machine: str,
+    zig_cache: Path,
+    timeout_s: float = TIMEOUT_S,
 ) -> UnitFacts:
-    """Compile what ``write_sources`` wrote into ``work`` to the artifact there."""
+    """Compile what ``write_sources`` wrote into ``work`` to the artifact there.
+
+    ``timeout_s`` is how long one run of the device compiler may take.
+    """
     backend = BACKENDS[target.backend]
     started = time.perf_counter()
     image = "kernel" + backend.image_suffix
@@ -154,6 +166,8 @@ def compile_sources(
             arch=target.arch,
             machine=machine,
             shared_bytes=facts.launch.dynamic_shared_bytes,
+            zig_cache=zig_cache,
+            timeout_s=timeout_s,
         )
     )
     compile_launcher(

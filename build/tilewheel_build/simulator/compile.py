@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tilewheel_build.errors import ToolchainError
-from tilewheel_build.process import run_tool
+from tilewheel_build.process import TIMEOUT_S, run_tool
 from tilewheel_build.simulator.rewrite import RewrittenSource, rewrite_source
 from tilewheel_build.toolchain import tilelang_source
 
@@ -106,6 +106,7 @@ def compile_kernel(
     include: Path | None = None,
     machine: str | None = None,
     environment: Mapping[str, str] | None = None,
+    timeout_s: float = TIMEOUT_S,
 ) -> RewrittenSource:
     """Compile one generated AscendC source to the host shared object ``out``.
 
@@ -116,13 +117,15 @@ def compile_kernel(
         include: TileLang's ``src`` directory; by default that of the installed package.
         machine: the processor to compile for; by default this one.
         environment: added to the compiler's environment.
+        timeout_s: how long the compiler may take, and the linker.
 
     Raises:
         ValueError: the source is not understood.
         CompilationError: the compiler refuses it.
     """
     rewritten = rewrite_source(source)
-    with tempfile.TemporaryDirectory(prefix="tilewheel-sim-") as directory:
+    # Beside the output: what a killed build leaves is in its work directory and goes with it.
+    with tempfile.TemporaryDirectory(prefix=".tilewheel-sim-", dir=out.parent) as directory:
         work = Path(directory)
         (work / "kernel.cc").write_text(rewritten.text, encoding="utf-8")
         for command in kernel_commands(
@@ -132,7 +135,7 @@ def compile_kernel(
             output="kernel.so",
             machine=machine or platform.machine(),
         ):
-            run_tool(command, cwd=work, environment=environment)
+            run_tool(command, cwd=work, environment=environment, timeout_s=timeout_s)
         shutil.move(work / "kernel.so", out)
     return rewritten
 
@@ -145,7 +148,7 @@ def compile_runtime(
     environment: Mapping[str, str] | None = None,
 ) -> None:
     """Compile the runtime library (ACL's ABI, scheduler and checks) to ``out``."""
-    with tempfile.TemporaryDirectory(prefix="tilewheel-sim-") as directory:
+    with tempfile.TemporaryDirectory(prefix=".tilewheel-sim-", dir=out.parent) as directory:
         work = Path(directory)
         objects = []
         for source in sorted(RUNTIME.glob("*.cc")):
