@@ -1,7 +1,7 @@
 """Ahead-of-time TileLang kernels: found by device and key, loaded with no compiler.
 
-Importing this package imports neither torch nor tvm_ffi. The operator modules (``moe``,
-``reference``) are imported when first used.
+Importing this package imports neither torch nor tvm_ffi. The operator modules (one for each family)
+and ``reference`` are imported when first used.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from tilewheel.backend import backend
 from tilewheel.device import Device
 from tilewheel.dispatch import refresh
 from tilewheel.errors import ArtifactLoadError, KeyFormatError, ManifestError, NoArtifactError
+from tilewheel.families import FAMILIES
 from tilewheel.key import Key
 from tilewheel.loader import Kernel
 from tilewheel.version import VERSION
 
 if TYPE_CHECKING:
-    from tilewheel import moe, reference, simulator
+    from tilewheel import moe as moe
+    from tilewheel import reference, simulator
 
 __version__ = VERSION
 
@@ -37,14 +39,15 @@ __all__ = [
     "artifacts",
     "backend",
     "load",
-    "moe",
     "preload",
     "reference",
     "refresh",
+    "simulator",
     "why",
+    *FAMILIES,
 ]
 
-_LAZY_MODULES = ("moe", "reference", "simulator")
+_LAZY_MODULES = (*FAMILIES, "reference", "simulator")
 
 _log.configure()
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import operator
-from typing import Any
-
-from torch import Tensor, empty, float32, int64, strided
+from torch import Tensor, empty, float32, int64
 from torch.compiler import is_compiling
 
-from tilewheel import torch_ops
+from tilewheel import checks, torch_ops
 from tilewheel.backend import active
 from tilewheel.dispatch import bind, bound
 from tilewheel.reference import moe as reference
@@ -93,7 +90,7 @@ def _topk_gate_checked(scores: Tensor, num_topk: int, out: Tensor | None = None)
     num_topk = _check_topk_gate(scores, num_topk)
     if out is not None:
         _check_topk_gate_out(out, scores, num_topk)
-        if _overlap(out, scores):
+        if checks.overlap(out, scores):
             raise ValueError("topk_gate: out: shares memory with scores, must not")
     num_tokens, num_experts = scores.shape
     launch = bind("topk_gate", scores.device, num_experts=num_experts, num_topk=num_topk)
@@ -122,7 +119,7 @@ def _topk_gate_fake(scores: Tensor, num_topk: int) -> Tensor:
 
 def _check_topk_gate(scores: Tensor, num_topk: int) -> int:
     """Return ``num_topk`` as an int once both arguments are as ``topk_gate`` says."""
-    _check_dense("topk_gate: scores", scores, float32, "call .float()")
+    checks.dense("topk_gate: scores", scores, (float32,), "call .float()")
     if scores.ndim != 2:
         raise ValueError(
             f"topk_gate: scores: shape is {tuple(scores.shape)}, must be [num_tokens, num_experts]"
@@ -132,14 +129,8 @@ def _check_topk_gate(scores: Tensor, num_topk: int) -> int:
         raise ValueError(
             f"topk_gate: scores: num_experts is {num_experts}, must be 1 to {_MAX_EXPERTS}"
         )
-    if not scores.is_contiguous():
-        raise ValueError(
-            f"topk_gate: scores: strides are {scores.stride()}, must be contiguous\n"
-            "hint: call .contiguous()"
-        )
-    number = _integer("topk_gate: num_topk", num_topk)
-    if number < 1 or number > _MAX_TOPK:
-        raise ValueError(f"topk_gate: num_topk: is {number}, must be 1 to {_MAX_TOPK}")
+    checks.contiguous("topk_gate: scores", scores)
+    number = checks.integer("topk_gate: num_topk", num_topk, 1, _MAX_TOPK)
     if number > num_experts:
         raise ValueError(
             f"topk_gate: num_topk: is {number}, must be at most num_experts ({num_experts})"
@@ -148,52 +139,7 @@ def _check_topk_gate(scores: Tensor, num_topk: int) -> int:
 
 
 def _check_topk_gate_out(out: Tensor, scores: Tensor, num_topk: int) -> None:
-    _check_dense("topk_gate: out", out, int64, "")
-    shape = (scores.shape[0], num_topk)
-    if tuple(out.shape) != shape:
-        raise ValueError(f"topk_gate: out: shape is {tuple(out.shape)}, must be {shape}")
-    if out.device != scores.device:
-        raise ValueError(
-            f"topk_gate: out: is on {out.device}, must be on {scores.device} like scores"
-        )
-    if not out.is_contiguous():
-        raise ValueError(f"topk_gate: out: strides are {out.stride()}, must be contiguous")
-
-
-def _check_dense(where: str, tensor: Tensor, dtype: Any, hint: str) -> None:
-    if not isinstance(tensor, Tensor):
-        raise TypeError(f"{where}: is {_kind(tensor)}, must be a torch.Tensor")
-    if tensor.layout is not strided or tensor.is_nested:
-        layout = "nested" if tensor.is_nested else str(tensor.layout)
-        raise ValueError(f"{where}: layout is {layout}, must be torch.strided")
-    if tensor.dtype is not dtype:
-        hint = "call .dequantize()" if tensor.is_quantized else hint
-        raise TypeError(
-            f"{where}: dtype is {tensor.dtype}, must be {dtype}"
-            + (f"\nhint: {hint}" if hint else "")
-        )
-
-
-def _integer(where: str, value: Any) -> int:
-    # A symbolic int under tracing is an int too, and NumPy's integers have an index.
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    try:
-        if not isinstance(value, bool):
-            return operator.index(value)
-    except TypeError:
-        pass
-    raise TypeError(f"{where}: is {_kind(value)}, must be an int")
-
-
-def _overlap(first: Tensor, second: Tensor) -> bool:
-    """Return whether two contiguous tensors have a byte in common."""
-    distance = int(second.data_ptr()) - int(first.data_ptr())
-    return bool(-second.nbytes < distance < first.nbytes)
-
-
-def _kind(value: object) -> str:
-    return f"a {type(value).__name__}"
+    checks.output("topk_gate: out", out, scores, (scores.shape[0], num_topk), int64)
 
 
 _topk_gate_op = torch_ops.define(

@@ -1,38 +1,29 @@
 """Runs every artifact that this machine can run, against the reference.
 
-One function for each operator makes its cases: fixed inputs with the values that the contract
-speaks of, and what the reference gives for them.
+A module of ``selftest_cases`` for each operator makes its cases: fixed inputs with the values that
+the contract speaks of, and what the reference gives for them.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
 
 from tilewheel import device as devices
 from tilewheel import loader
 from tilewheel.device import PROPERTIES, Device
 from tilewheel.discovery import Entry
-from tilewheel.key import ANY, Value
+from tilewheel.key import Value
 from tilewheel.select import Request, misfits
+from tilewheel.selftest_cases import Case
 
 EXACT = "exact"
 MISMATCH = "mismatch"
 FAILED = "failed"
 SKIPPED = "skipped"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """One call: inputs, the outputs it writes into, and their right content, on the CPU."""
-
-    name: str
-    inputs: tuple[Any, ...]
-    outputs: tuple[Any, ...]
-    expected: tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,17 +71,19 @@ def _run(entry: Entry, available: tuple[Device, ...]) -> Row:
     reasons, _ = misfits(entry.artifact, Request(operator=key.operator, parameters=own), device)
     if reasons:
         return row(SKIPPED, "; ".join(reasons))
-    cases = _CASES.get(key.operator)
+    cases = _cases(key.operator)
     if cases is None:
         return row(SKIPPED, f"no self-test for operator {key.operator}")
     try:
         kernel = loader.load(entry, device, verify=True)
         kernel.prepare()
         for case in cases(dict(own), _torch_device(device)):
-            kernel(*case.inputs, *case.outputs)
-            difference = _difference(case)
-            if difference:
-                return row(MISMATCH, f"{case.name}: {difference}")
+            kernel(*case.arguments)
+            for place, expected in case.expected.items():
+                difference = case.difference(case.arguments[place], expected)
+                if difference:
+                    name = entry.artifact.arguments[place].name
+                    return row(MISMATCH, f"{case.name}: {name}: {difference}")
     except Exception as error:  # whatever one artifact does, the others are still tested
         return row(FAILED, f"{type(error).__name__}: {error}")
     return row(EXACT)
@@ -101,44 +94,10 @@ def _torch_device(device: Device) -> str:
     return kinds[device.backend]
 
 
-def _difference(case: Case) -> str:
-    """Return where the outputs differ from what they must be, bit for bit; empty if nowhere."""
-    for output, expected in zip(case.outputs, case.expected, strict=True):
-        wrong = (output.cpu() != expected).nonzero()
-        if len(wrong):
-            place = tuple(wrong[0].tolist())
-            return (
-                f"{len(wrong)} of {expected.numel()} differ; at {place} is "
-                f"{output[place].item()}, must be {expected[place].item()}"
-            )
-    return ""
-
-
-def _topk_gate_cases(parameters: dict[str, Value], device: str) -> Iterator[Case]:
-    import torch
-
-    from tilewheel.reference import moe
-
-    sizes = [(parameters["num_experts"], parameters["num_topk"])]
-    if ANY in sizes[0]:
-        sizes = [(1, 1), (33, 5), (160, 8), (1024, 32)]
-    for num_experts, num_topk in sizes:
-        for num_tokens in (0, 1, 133):
-            generator = torch.Generator().manual_seed(num_tokens)
-            scores = torch.randn((num_tokens, num_experts), generator=generator)
-            scores[1::4] = (scores[1::4] * 2).round() / 2  # many equal scores, 0.0 beside -0.0
-            scores[2::16] = 0.0
-            scores[3::32, -1] = torch.nan
-            scores[7::32, 0] = -torch.inf
-            idx = torch.empty((num_tokens, num_topk), dtype=torch.int64, device=device)
-            yield Case(
-                name=f"num_tokens={num_tokens} num_experts={num_experts} num_topk={num_topk}",
-                inputs=(scores.to(device),),
-                outputs=(idx,),
-                expected=(moe.topk_gate(scores, int(num_topk)),),
-            )
-
-
-_CASES: dict[str, Callable[[dict[str, Value], str], Iterator[Case]]] = {
-    "topk_gate": _topk_gate_cases,
-}
+def _cases(operator: str) -> Callable[[dict[str, Value], str], Iterator[Case]] | None:
+    name = f"tilewheel.selftest_cases.{operator}"
+    if importlib.util.find_spec(name) is None:
+        return None
+    cases: Callable[[dict[str, Value], str], Iterator[Case]]
+    cases = importlib.import_module(name).cases
+    return cases

@@ -32,6 +32,9 @@ def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> An
     name = schema.partition("(")[0]
     _LIBRARY.define(schema, tags=_TAGS)
     _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
+    # Without a kernel for autograd torch would mark float results as differentiable and then leave
+    # the gradient empty; gradients are the business of the autograd functions built on operators.
+    _LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")
     torch.library.register_fake(f"tilewheel::{name}", fake, lib=_LIBRARY)
     return getattr(torch.ops.tilewheel, name).default
 

@@ -11,7 +11,12 @@ import pytest
 
 from tilewheel_build import fingerprint as module
 from tilewheel_build.backends import BACKENDS
-from tilewheel_build.fingerprint import DRIVER_SOURCES, fingerprint, kernel_hashes
+from tilewheel_build.fingerprint import (
+    DRIVER_SOURCES,
+    fingerprint,
+    fingerprint_inputs,
+    kernel_hashes,
+)
 from tilewheel_build.spec import parse_spec
 from tilewheel_build.variant import Variant, expand
 
@@ -71,7 +76,7 @@ def make(kernels: Path) -> Callable[..., str]:
             "sources": ("cuda.py",),
         }
         inputs.update(changes)
-        return fingerprint(inputs.pop("variant"), **inputs)
+        return fingerprint(fingerprint_inputs(inputs.pop("variant"), **inputs))
 
     return make_one
 

@@ -1,0 +1,76 @@
+"""Argument checks that every operator shares. Each raises with what is wrong and what must be."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from torch import Tensor, dtype, strided
+
+from tilewheel import torch_ops
+
+
+def dense(where: str, tensor: object, dtypes: tuple[dtype, ...], hint: str = "") -> None:
+    """Refuse what is no strided tensor of one of ``dtypes``."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{where}: is {kind(tensor)}, must be a torch.Tensor")
+    if tensor.layout is not strided or tensor.is_nested:
+        layout = "nested" if tensor.is_nested else str(tensor.layout)
+        raise ValueError(f"{where}: layout is {layout}, must be torch.strided")
+    if tensor.dtype not in dtypes:
+        hint = "call .dequantize()" if tensor.is_quantized else hint
+        known = " or ".join(str(known) for known in dtypes)
+        raise TypeError(
+            f"{where}: dtype is {tensor.dtype}, must be {known}" + (f"\nhint: {hint}" * bool(hint))
+        )
+
+
+def contiguous(where: str, tensor: Tensor, hint: str = "call .contiguous()") -> None:
+    """Refuse a tensor that is not contiguous."""
+    if not tensor.is_contiguous():
+        raise ValueError(
+            f"{where}: strides are {tensor.stride()}, must be contiguous"
+            + (f"\nhint: {hint}" * bool(hint))
+        )
+
+
+def integer(where: str, value: Any, lowest: int, highest: int) -> int:
+    """Return ``value`` as an int; anything with ``__index__`` but a bool is one."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{where}: is {kind(value)}, must be an int")
+    number = operator.index(value)
+    if not lowest <= number <= highest:
+        raise ValueError(f"{where}: is {number}, must be {lowest} to {highest}")
+    return number
+
+
+def output(where: str, out: Tensor, like: Tensor, shape: tuple[int, ...], kind: dtype) -> None:
+    """Refuse an ``out=`` that is not contiguous, of this shape and dtype, where ``like`` is.
+
+    It may not share memory with ``like`` nor require gradients: the operator writes it in place.
+    """
+    dense(where, out, (kind,))
+    if tuple(out.shape) != shape:
+        raise ValueError(f"{where}: shape is {tuple(out.shape)}, must be {shape}")
+    if out.device != like.device:
+        raise ValueError(f"{where}: is on {out.device}, must be on {like.device} like the input")
+    contiguous(where, out, hint="")
+    if out.requires_grad:
+        raise ValueError(f"{where}: requires gradients, must not\nhint: call .detach()")
+    if not torch_ops.is_traced(like) and overlap(out, like):
+        raise ValueError(f"{where}: shares memory with the input, must not")
+
+
+def overlap(first: Tensor, second: Tensor) -> bool:
+    """Return whether two contiguous tensors share memory."""
+    if first.device != second.device or not first.numel() or not second.numel():
+        return False
+    first_begin, second_begin = int(first.data_ptr()), int(second.data_ptr())
+    first_end = first_begin + first.numel() * first.element_size()
+    second_end = second_begin + second.numel() * second.element_size()
+    return bool(first_begin < second_end and second_begin < first_end)
+
+
+def kind(value: object) -> str:
+    """Return a value's type in words."""
+    return f"a {type(value).__name__}"
