@@ -16,17 +16,18 @@ class Case:
     """An operator at one shape. ``inputs(num_tokens)`` makes one set of inputs and outputs.
 
     ``ours`` takes such a set and writes its preallocated outputs, ``ours_allocating`` and ``peer``
-    allocate theirs, ``bytes(num_tokens)`` is what must move.
+    allocate theirs, ``bytes(num_tokens)`` is what must move. ``peer`` is None where the peer has no
+    such operator.
     """
 
     name: str
     operator: str
-    parameters: tuple[tuple[str, int], ...]
+    parameters: tuple[tuple[str, int | str], ...]
     inputs: Callable[[int], Any]
     ours: Callable[[Any], object]
     ours_allocating: Callable[[Any], object]
-    peer: Callable[[Any], object]
     bytes: Callable[[int], int]
+    peer: Callable[[Any], object] | None = None
 
 
 def topk_gate(num_experts: int, num_topk: int) -> Case:

@@ -49,7 +49,7 @@ def main() -> None:
                 gb_s = case.bytes(num_tokens) / median / 1e3
                 record |= {"ours": measure.summary(ours), "gb_s": round(gb_s, 1)}
                 line = f"{case.name:24} T={num_tokens:6} ours {median:8.2f} us {gb_s:7.0f} GB/s"
-                if measure.has_peer():
+                if case.peer is not None and measure.has_peer():
                     peer = time_case(case, num_tokens, case.peer)
                     record["peer"] = measure.summary(peer)
                     ratio = statistics.median(peer) / median

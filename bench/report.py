@@ -34,11 +34,13 @@ def kernel_time(records: list[Record]) -> str:
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
     for row in rows:
-        ours, peer = row["ours"]["median_us"], row["peer"]["median_us"]
+        ours = row["ours"]["median_us"]
+        peer = row.get("peer", {}).get("median_us")
+        beside = f"{peer:.2f} | {peer / ours:.2f} x" if peer else "- | -"
         share = row["gb_s"] / row["ceiling_gb_s"]
         lines.append(
             f"| {row['case']} | {row['num_tokens']} | {ours:.2f} | {row['gb_s']:.0f} "
-            f"| {share:.0%} | {peer:.2f} | {peer / ours:.2f} x |"
+            f"| {share:.0%} | {beside} |"
         )
     return "\n".join(lines)
 

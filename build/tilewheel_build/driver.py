@@ -27,7 +27,7 @@ from tilewheel_build.pool import run_units
 from tilewheel_build.process import TIMEOUT_S
 from tilewheel_build.publish import publish
 from tilewheel_build.unit import ARTIFACT, Unit, UnitFacts, build_unit, read_unit, source_name
-from tilewheel_build.variant import Variant, limits, profiles_of
+from tilewheel_build.variant import Variant, limits, multiples, profiles_of
 from tilewheel_build.verified import verification_status
 
 
@@ -248,6 +248,7 @@ def describe(
         arguments=facts.arguments,
         launch=facts.launch,
         limits=limits(variant),
+        multiples=multiples(variant),
         resources=facts.resources,
         minimum_driver=backend.minimum_driver,
         toolchain=tuple(sorted((*toolchain, *flags))),

@@ -21,7 +21,7 @@ from tilewheel_build.dtypes import DTYPES, INTEGER_RANGES
 from tilewheel_build.errors import LoweringError
 from tilewheel_build.lower import Lowered, LoweredTensor
 from tilewheel_build.spec import Tensor
-from tilewheel_build.variant import Variant, limits, parameters, tensors
+from tilewheel_build.variant import Variant, limits, multiples, tensors
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -232,11 +232,9 @@ def _limit_rows(variant: Variant, lowered: Lowered, symbols: set[str]) -> list[d
 def _multiple_rows(variant: Variant, lowered: Lowered) -> list[dict[str, Any]]:
     """Divisors that the spec asks of parameters that are decided at run time."""
     rows = []
-    values = dict(variant.key.parameters)
-    for parameter in parameters(variant):
-        if values[parameter.name] == ANY and parameter.multiple_of != 1:
-            access, label = _parameter_access(variant, lowered, parameter.name)
-            rows.append({"access": access, "label": label, "multiple": parameter.multiple_of})
+    for name, multiple in multiples(variant):
+        access, label = _parameter_access(variant, lowered, name)
+        rows.append({"access": access, "label": label, "multiple": multiple})
     return rows
 
 

@@ -145,6 +145,16 @@ def limits(variant: Variant) -> tuple[tuple[str, int, int], ...]:
     )
 
 
+def multiples(variant: Variant) -> tuple[tuple[str, int], ...]:
+    """Return (name, divisor) of each parameter that is decided at run time and must have one."""
+    bound = bindings(variant)
+    return tuple(
+        (parameter.name, parameter.multiple_of)
+        for parameter in parameters(variant)
+        if bound[parameter.name] is None and parameter.multiple_of != 1
+    )
+
+
 def tensors(variant: Variant) -> tuple[Tensor, ...]:
     """Return the tensors that the variant has, in calling order, with their dtypes resolved."""
     bound = bindings(variant)

@@ -75,6 +75,11 @@ def _problems(directory: Path, artifact: Artifact) -> Iterator[str]:
     machine = dict(artifact.toolchain).get("machine", "")
     if _ELF_MACHINES.get(shared.machine) != machine:
         yield f"is for {shared.machine}, must be for {machine}"
+    if artifact.resources.dropped_buffer_versions:
+        yield (
+            f"TileLang dropped {artifact.resources.dropped_buffer_versions} requested buffer "
+            "versions, must keep all"
+        )
     for found in sorted(set(_ABSOLUTE_PATH.findall(data)) - ALLOWED_PATHS):
         yield f"holds the path {found.decode(errors='replace')}, must hold none"
     if not shared.image:

@@ -36,29 +36,36 @@ def contiguous(where: str, tensor: Tensor, hint: str = "call .contiguous()") -> 
 
 def integer(where: str, value: Any, lowest: int, highest: int) -> int:
     """Return ``value`` as an int; anything with ``__index__`` but a bool is one."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    # A traced int is an int to isinstance alone: Dynamo does not know hasattr of one.
+    if isinstance(value, int) and not isinstance(value, bool):
+        number = value
+    elif isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{where}: is {kind(value)}, must be an int")
-    number = operator.index(value)
+    else:
+        number = operator.index(value)
     if not lowest <= number <= highest:
         raise ValueError(f"{where}: is {number}, must be {lowest} to {highest}")
     return number
 
 
-def output(where: str, out: Tensor, like: Tensor, shape: tuple[int, ...], kind: dtype) -> None:
+def output(
+    where: str, out: Tensor, *, like: Tensor, name: str, shape: tuple[int, ...], of: dtype
+) -> None:
     """Refuse an ``out=`` that is not contiguous, of this shape and dtype, where ``like`` is.
 
-    It may not share memory with ``like`` nor require gradients: the operator writes it in place.
+    It may not share memory with ``like``, the argument called ``name``, nor require gradients: the
+    operator writes it in place.
     """
-    dense(where, out, (kind,))
+    dense(where, out, (of,))
     if tuple(out.shape) != shape:
         raise ValueError(f"{where}: shape is {tuple(out.shape)}, must be {shape}")
     if out.device != like.device:
-        raise ValueError(f"{where}: is on {out.device}, must be on {like.device} like the input")
+        raise ValueError(f"{where}: is on {out.device}, must be on {like.device} like {name}")
     contiguous(where, out, hint="")
     if out.requires_grad:
         raise ValueError(f"{where}: requires gradients, must not\nhint: call .detach()")
     if not torch_ops.is_traced(like) and overlap(out, like):
-        raise ValueError(f"{where}: shares memory with the input, must not")
+        raise ValueError(f"{where}: shares memory with {name}, must not")
 
 
 def overlap(first: Tensor, second: Tensor) -> bool:

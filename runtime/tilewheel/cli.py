@@ -129,6 +129,7 @@ def _info(arguments: argparse.Namespace) -> Outcome:
     tree["key"] = str(entry.artifact.key)
     tree["parameters"] = dict(entry.artifact.key.parameters)
     tree["toolchain"] = dict(entry.artifact.toolchain)
+    tree["multiples"] = dict(entry.artifact.multiples)
     tree["limits"] = {name: [low, high] for name, low, high in entry.artifact.limits}
     tree |= {"source": entry.source, "file": str(entry.path), "overlay": entry.is_overlay}
     return Outcome(code=OK, text="\n".join(_lines(tree)), tree=tree)

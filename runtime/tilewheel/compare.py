@@ -50,6 +50,26 @@ def relative_square_error(limit: float) -> Any:
     return compare
 
 
+def within(absolute: float, relative: float = 0.0) -> Any:
+    """Return a comparison: no element differs by more than absolute + relative * |expected|."""
+
+    def compare(actual: Any, expected: Any) -> str:
+        problem = _metadata(actual, expected)
+        if problem:
+            return problem
+        x, y = actual.detach().cpu().double(), expected.detach().cpu().double()
+        places = (~((x - y).abs() <= absolute + relative * y.abs())).nonzero()
+        if not len(places):
+            return ""
+        place = tuple(places[0].tolist())
+        return (
+            f"{len(places)} of {expected.numel()} differ by more than {absolute:g} + {relative:g} "
+            f"of it; at {place} is {x[place].item()}, must be {y[place].item()}"
+        )
+
+    return compare
+
+
 def _metadata(actual: Any, expected: Any) -> str:
     if actual.dtype != expected.dtype:
         return f"dtype is {actual.dtype}, must be {expected.dtype}"

@@ -69,7 +69,11 @@ class Resources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Artifact:
-    """One shared object. ``limits`` bounds the values that run-time parameters may take."""
+    """One shared object.
+
+    ``limits`` bounds the values that run-time parameters may take, ``multiples`` names the divisor
+    that a value of them must have.
+    """
 
     key: Key
     path: str
@@ -85,6 +89,7 @@ class Artifact:
     fingerprint: str
     profiles: tuple[str, ...]
     verification: str
+    multiples: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +131,7 @@ def _artifact_tree(artifact: Artifact) -> dict[str, Any]:
     tree["parameters"] = dict(artifact.key.parameters)
     tree["arch"] = artifact.key.target.arch
     tree["toolchain"] = dict(artifact.toolchain)
+    tree["multiples"] = dict(artifact.multiples)
     tree["limits"] = {name: [low, high] for name, low, high in artifact.limits}
     return tree
 
@@ -206,6 +212,7 @@ def _artifact(reader: _Reader) -> Artifact:
         if len(low_high) != 2:
             raise ManifestError(f"{reader.where}.limits.{name}: must be [lowest, highest]")
         bounds.append((name, low_high[0], low_high[1]))
+    multiples = reader.child("multiples")
     resources = reader.child("resources")
     toolchain = reader.mapping("toolchain")
     return Artifact(
@@ -228,6 +235,7 @@ def _artifact(reader: _Reader) -> Artifact:
         fingerprint=reader.text("fingerprint"),
         profiles=reader.texts("profiles"),
         verification=reader.text("verification"),
+        multiples=tuple((name, multiples.integer(name)) for name in sorted(multiples.tree)),
     )
 
 

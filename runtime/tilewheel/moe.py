@@ -139,7 +139,8 @@ def _check_topk_gate(scores: Tensor, num_topk: int) -> int:
 
 
 def _check_topk_gate_out(out: Tensor, scores: Tensor, num_topk: int) -> None:
-    checks.output("topk_gate: out", out, scores, (scores.shape[0], num_topk), int64)
+    shape = (scores.shape[0], num_topk)
+    checks.output("topk_gate: out", out, like=scores, name="scores", shape=shape, of=int64)
 
 
 _topk_gate_op = torch_ops.define(

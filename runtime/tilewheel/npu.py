@@ -51,6 +51,15 @@ def stream_getter() -> Callable[[int], int]:
     return lambda index: int(torch_npu.npu.current_stream(index).npu_stream)
 
 
+def is_capturing() -> bool:
+    """Return whether the current stream is being captured into a graph.
+
+    False where this torch_npu cannot tell: one without graphs captures nothing.
+    """
+    ask = getattr(_import_torch_npu().npu, "is_current_stream_capturing", None)
+    return ask is not None and bool(ask())
+
+
 def _import_torch_npu() -> ModuleType:
     try:
         import torch_npu

@@ -144,12 +144,14 @@ def misfits(artifact: Artifact, request: Request, device: Device) -> tuple[list[
         reasons += _driver_reasons(artifact.minimum_driver, device)
     wanted = dict(request.parameters)
     limits = {name: (low, high) for name, low, high in artifact.limits}
+    multiples = dict(artifact.multiples)
     distance = 0
     for name, built in artifact.key.parameters:
         if name not in wanted:
             reasons += _device_reasons(name, built, limits.get(name), device)
         elif built == ANY:
             reasons += _limit_reasons(name, wanted[name], limits.get(name), "request")
+            reasons += _multiple_reasons(name, wanted[name], multiples.get(name, 1))
         elif not _same(built, wanted[name]):
             reasons.append(
                 f"{name} is {format_value(built)}, request has {format_value(wanted[name])}"
@@ -198,6 +200,12 @@ def _limit_reasons(name: str, value: Value, limits: tuple[int, int] | None, side
         return [f"{name} is any up to {high}, {side} has {value}"]
     if value < low:
         return [f"{name} is any from {low}, {side} has {value}"]
+    return []
+
+
+def _multiple_reasons(name: str, value: Value, multiple: int) -> list[str]:
+    if isinstance(value, int) and value % multiple:
+        return [f"{name} is any multiple of {multiple}, request has {value}"]
     return []
 
 

@@ -19,19 +19,32 @@ _TAGS = (
     torch.Tag.pt2_compliant_tag,
     getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order),
 )
+_RANDOM_TAGS = (torch.Tag.nondeterministic_seeded,)
 
 
-def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+def define(
+    schema: str,
+    run: Callable[..., Any],
+    fake: Callable[..., Any],
+    *,
+    is_random: bool = False,
+    in_vmap: Callable[..., Any] | None = None,
+) -> Any:
     """Define a functional operator and return its overload, which callers call.
 
     Args:
         schema: name and signature, e.g. ``topk_gate(Tensor scores, int num_topk) -> Tensor``.
         run: what it does, on every device.
         fake: its result's metadata for symbolic sizes; raises what ``run`` would raise.
+        is_random: whether two calls differ, so that a compiler may neither merge nor repeat them.
+        in_vmap: what it does inside ``torch.vmap`` where no argument is mapped over; None runs it
+            once.
     """
     name = schema.partition("(")[0]
-    _LIBRARY.define(schema, tags=_TAGS)
+    _LIBRARY.define(schema, tags=(*_TAGS, *(_RANDOM_TAGS if is_random else ())))
     _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
+    if in_vmap is not None:
+        _LIBRARY.impl(name, in_vmap, "FuncTorchVmapMode")
     # Without a kernel for autograd torch would mark float results as differentiable and then leave
     # the gradient empty; gradients are the business of the autograd functions built on operators.
     _LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")
@@ -42,11 +55,15 @@ def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> An
 def is_traced(tensor: Tensor) -> bool:
     """Return whether a call on ``tensor`` must go through its ``torch.ops`` operator.
 
-    So it is for fake and functional tensors, other subclasses, and inside functorch transforms or
-    dispatch modes. ``torch.nn.Parameter`` is plain data.
+    So it is for fake and functional tensors, other subclasses, and where ``is_intercepted``.
+    ``torch.nn.Parameter`` is plain data.
     """
+    return type(tensor) not in (Tensor, torch.nn.Parameter) or is_intercepted()
+
+
+def is_intercepted() -> bool:
+    """Return whether this is inside a functorch transform or a dispatch mode, for any tensor."""
     return (
-        type(tensor) not in (Tensor, torch.nn.Parameter)
-        or torch._C._functorch.peek_interpreter_stack() is not None
+        torch._C._functorch.peek_interpreter_stack() is not None
         or torch._C._len_torch_dispatch_stack() > 0
     )

@@ -63,11 +63,8 @@ MAKERS = [normal_scores, scores_with_ties, extreme_scores, scores_won_by_one_lan
 
 
 def run(machine: Any, scores: torch.Tensor, num_topk: int) -> torch.Tensor:
-    """Call the operator, or skip where this machine's artifacts do not cover the point."""
-    try:
-        return tw.moe.topk_gate(scores.to(machine.device), num_topk).cpu()
-    except tw.NoArtifactError as error:
-        pytest.skip(str(error).splitlines()[0])
+    """Call the operator; every profile has the generic variant, so no point lacks an artifact."""
+    return tw.moe.topk_gate(scores.to(machine.device), num_topk).cpu()
 
 
 @pytest.mark.parametrize("num_tokens", NUM_TOKENS)

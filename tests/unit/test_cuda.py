@@ -53,7 +53,7 @@ def no_tools(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "nvcc", lambda: Path("/pip/bin/nvcc"))
     monkeypatch.setattr(cuda, "tilelang_source", lambda: Path("/pip/tilelang/src"))
     monkeypatch.setattr(cuda, "tilelang_cutlass", lambda: Path("/pip/cutlass/include"))
-    monkeypatch.setattr(cuda, "run_tool", lambda command, cwd: PTXAS)
+    monkeypatch.setattr(cuda, "run_tool", lambda command, cwd, timeout_s: PTXAS)
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
 
 

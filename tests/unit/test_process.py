@@ -39,8 +39,17 @@ def test_tool_that_a_signal_ends_fails(tmp_path: Path) -> None:
 
 
 def test_tool_that_runs_too_long_is_stopped(tmp_path: Path) -> None:
-    with pytest.raises(CompilationError, match=r"ran for 0 s, must end sooner$"):
+    with pytest.raises(CompilationError, match=r"ran for 0.2 s, must end sooner$"):
         run("import time; time.sleep(60)", tmp_path, timeout_s=0.2)
+
+
+def test_children_of_a_tool_that_runs_too_long_end_with_it(tmp_path: Path) -> None:
+    script = "sleep 60 & echo $! > child; wait"
+    with pytest.raises(CompilationError):
+        run_tool(["sh", "-c", script], cwd=tmp_path, timeout_s=0.5)
+    stat = Path("/proc", (tmp_path / "child").read_text().strip(), "stat")
+    # Gone, or dead and not yet collected by its new parent.
+    assert not stat.exists() or stat.read_text().rpartition(") ")[2].startswith("Z")
 
 
 def test_tool_that_is_not_there_is_a_toolchain_error(tmp_path: Path) -> None:

@@ -215,3 +215,11 @@ def test_empty_catalogue_says_how_to_get_artifacts():
         "hint: pip install tilewheel-cuda, or build here: python -m tilewheel_build build "
         "--target cuda --archs sm_90a --only 'topk_gate-num_experts=160-num_topk=6-*'"
     )
+
+
+def test_run_time_value_must_be_a_multiple_where_the_artifact_says_so(catalog, artifact):
+    generic = catalog(artifact(GENERIC, limits=LIMITS, multiples=(("num_experts", 64),)))
+    assert chosen(generic, request(num_experts=128, num_topk=6)) == GENERIC
+    assert reasons(generic, request(num_experts=100, num_topk=6)) == [
+        ("num_experts is any multiple of 64, request has 100",)
+    ]
