@@ -47,7 +47,8 @@ static int32_t record(const char *name, const char *format, ...) {
   int32_t code = failure_of(name);
   pthread_mutex_unlock(&guard);
   /* As in ACL, a call that works makes the text of an earlier error disappear. */
-  snprintf(recent, sizeof recent, code != 0 ? "E%d: %s went wrong" : "", code, name);
+  recent[0] = '\0';
+  if (code != 0) snprintf(recent, sizeof recent, "E%d: %s went wrong", (int)code, name);
   return code;
 }
 

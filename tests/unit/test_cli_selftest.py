@@ -31,7 +31,9 @@ def test_wrong_artifact_is_a_mismatch(overlay, install):
     install(overlay, KEY, "-DWRONG")
     ((_, status, reason),) = rows()
     assert status == "mismatch"
-    assert reason.startswith("num_tokens=1 num_experts=4 num_topk=2: idx: 1 of 2 differ; at (0, 0) is ")
+    assert reason.startswith(
+        "num_tokens=1 num_experts=4 num_topk=2: idx: 1 of 2 differ; at (0, 0) is "
+    )
 
 
 def test_artifact_that_does_not_load_fails(overlay, artifact, manifest):
