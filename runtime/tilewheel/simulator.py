@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,6 +13,9 @@ from tilewheel.errors import NoArtifactError
 __all__ = ["race_detection"]
 
 _BACKEND = "ascend-sim"
+
+_lock = threading.Lock()
+_depths: dict[str, int] = {}
 
 
 @contextmanager
@@ -26,13 +30,19 @@ def race_detection() -> Iterator[None]:
         NoArtifactError: no artifacts for the simulator are installed.
     """
     libraries = _libraries()
-    for library in libraries:
-        library.tilewheel_simulator_set_race_detection(1)
+    _switch(libraries, 1)
     try:
         yield
     finally:
+        _switch(libraries, -1)
+
+
+def _switch(libraries: list[ctypes.CDLL], step: int) -> None:
+    """Count the blocks that are open in each library; detection is on while there is one."""
+    with _lock:
         for library in libraries:
-            library.tilewheel_simulator_set_race_detection(0)
+            _depths[library._name] = _depths.get(library._name, 0) + step
+            library.tilewheel_simulator_set_race_detection(int(_depths[library._name] > 0))
 
 
 def _libraries() -> list[ctypes.CDLL]:
