@@ -119,6 +119,8 @@ def start_and_wait(checkout: Any) -> subprocess.Popen[str]:
     process = subprocess.Popen(
         checkout.command("build", "--only", "stage*"),
         start_new_session=True,
+        # A test run in the background of a shell ignores interrupts, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
