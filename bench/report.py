@@ -21,7 +21,8 @@ Record = dict[str, Any]
 def read_records() -> list[Record]:
     records = []
     for path in sorted(RESULTS.glob("*.jsonl")):
-        records += [json.loads(line) for line in path.read_text().splitlines()]
+        lines = path.read_text().splitlines()
+        records += [{**json.loads(line), "run": path.stem} for line in lines]
     return records
 
 
@@ -47,11 +48,12 @@ def kernel_time(records: list[Record]) -> str:
 
 def host_time(records: list[Record]) -> str:
     rows = [record for record in records if record["kind"] == "host_time"]
-    lines = [_machine(rows), "", "| call | us, median | range |", "|---|--:|--:|"]
-    for row in rows:
-        lines.append(
-            f"| {row['what']} | {row['median_us']:.2f} | {row['min_us']:.2f}-{row['max_us']:.2f} |"
-        )
+    lines = [_machine(rows)]
+    for run in dict.fromkeys(row["run"] for row in rows):
+        lines += ["", f"`{run}`:", "", "| call | us, median | range |", "|---|--:|--:|"]
+        for row in (row for row in rows if row["run"] == run):
+            spread = f"{row['min_us']:.2f}-{row['max_us']:.2f}"
+            lines.append(f"| {row['what']} | {row['median_us']:.2f} | {spread} |")
     return "\n".join(lines)
 
 

@@ -134,7 +134,10 @@ def _variants(
     backends = _backends(options.target)
     archs = options.archs.split(",") if options.archs else None
     variants = tuple(v for name in backends for spec in specs for v in expand(spec, name, archs))
-    chosen = select(variants, profile=options.profile, only=options.only)
+    others = [
+        v for name in BACKENDS if name not in backends for s in specs for v in expand(s, name)
+    ]
+    chosen = select(variants, profile=options.profile, only=options.only, other_targets=others)
     return {
         name: tuple(variant for variant in chosen if variant.key.target.backend == name)
         for name in backends

@@ -152,14 +152,15 @@ def effective_alignment(tensor: Tensor, kernel_tensor: LoweredTensor) -> int:
 
     The spec's alignment is what a kernel may use for wide accesses. A tensor sliced along its first
     dimension keeps only the alignment of its rows, and such a slice must stay usable, so kernels
-    get the greatest common divisor of both.
+    get the greatest common divisor of both; always at least the size of an element.
     """
-    row_bytes = DTYPES[tensor.dtype].size_bytes
+    element_bytes = DTYPES[tensor.dtype].size_bytes
     if len(kernel_tensor.shape) < 2 or kernel_tensor.strides:
-        return tensor.alignment
+        return max(tensor.alignment, element_bytes)
+    row_bytes = element_bytes
     for size in kernel_tensor.shape[1:]:
         row_bytes *= size.constant if size.constant is not None else size.factor
-    return math.gcd(tensor.alignment, row_bytes)
+    return max(math.gcd(tensor.alignment, row_bytes), element_bytes)
 
 
 def _extents(lowered: Lowered) -> Iterator[tuple[str, str, Extent]]:

@@ -83,12 +83,17 @@ def expand(
 
 
 def select(
-    variants: Iterable[Variant], *, profile: str | None, only: Sequence[str]
+    variants: Iterable[Variant],
+    *,
+    profile: str | None,
+    only: Sequence[str],
+    other_targets: Sequence[Variant] = (),
 ) -> tuple[Variant, ...]:
     """Return the variants of a profile that match one of the globs, in the given order.
 
     No profile takes every variant, and so does an empty list of globs. Globs are matched against
-    the whole key and see the case of letters.
+    the whole key and see the case of letters. ``other_targets`` are what could be asked for
+    instead: an operator need not exist for every backend, and then the error says where it does.
 
     Raises:
         SelectionError: no spec has the profile, or a glob matches nothing.
@@ -104,7 +109,7 @@ def select(
         chosen = tuple(variant for variant in everything if profile in profiles_of(variant))
     for glob in only:
         if not _matching(chosen, glob):
-            raise SelectionError(_no_match(glob, profile, chosen, everything))
+            raise SelectionError(_no_match(glob, profile, chosen, everything, other_targets))
     if not only:
         return chosen
     names = {str(variant.key) for glob in only for variant in _matching(chosen, glob)}
@@ -176,13 +181,20 @@ def _unknown(kind: str, name: str, known: Iterable[str]) -> str:
 
 
 def _no_match(
-    glob: str, profile: str | None, chosen: Sequence[Variant], everything: Sequence[Variant]
+    glob: str,
+    profile: str | None,
+    chosen: Sequence[Variant],
+    everything: Sequence[Variant],
+    other_targets: Sequence[Variant],
 ) -> str:
     scope = f" of profile {profile}" if profile is not None else ""
     message = f"only: {glob!r} matches none of {len(chosen)} variants{scope}, must match one"
     if elsewhere := _matching(everything, glob):
         names = sorted({name for variant in elsewhere for name in profiles_of(variant)})
         return f"{message}\nhint: choose a profile that holds it: {', '.join(names)}"
+    if there := _matching(other_targets, glob):
+        names = sorted({variant.key.target.backend for variant in there})
+        return f"{message}\nhint: choose a target that has it: {', '.join(names)}"
     keys = [str(variant.key) for variant in chosen]
     near = difflib.get_close_matches(glob.replace("*", ""), keys, n=NUM_NEAREST, cutoff=0.0)
     if not near:

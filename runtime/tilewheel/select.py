@@ -136,7 +136,8 @@ def misfits(artifact: Artifact, request: Request, device: Device) -> tuple[list[
     """Return every reason against the artifact, and how far its numbers are from the request's."""
     reasons: list[str] = []
     target = artifact.key.target
-    if target.backend != device.backend:
+    is_foreign = target.backend != device.backend
+    if is_foreign:
         reasons.append(f"backend is {target.backend}, device has {device.backend}")
     elif target.arch != device.arch:
         reasons.append(f"arch is {target.arch}, device has {device.arch}")
@@ -148,6 +149,8 @@ def misfits(artifact: Artifact, request: Request, device: Device) -> tuple[list[
     distance = 0
     for name, built in artifact.key.parameters:
         if name not in wanted:
+            if is_foreign and name in PROPERTIES.get(target.backend, ()):
+                continue  # what another backend reads off its devices, this one need not have
             reasons += _device_reasons(name, built, limits.get(name), device)
         elif built == ANY:
             reasons += _limit_reasons(name, wanted[name], limits.get(name), "request")

@@ -105,6 +105,15 @@ def test_other_backend_is_rejected(catalog):
     ]
 
 
+def test_what_another_backend_reads_off_its_devices_is_no_reason(catalog):
+    simulated_only = catalog(
+        "topk_gate-num_experts=256-num_topk=8-num_vec_cores=any-ascend_sim-dav_3510"
+    )
+    assert reasons(simulated_only, request(num_experts=256, num_topk=6)) == [
+        ("backend is ascend-sim, device has cuda", "num_topk is 8, request has 6")
+    ]
+
+
 def test_too_old_driver_is_rejected(catalog):
     assert reasons(catalog(EXACT), request(num_experts=256, num_topk=8), OLD_DRIVER) == [
         ("minimum driver is 580, device has 570",)

@@ -177,6 +177,16 @@ def test_a_glob_that_matches_outside_the_profile_names_the_profiles_that_hold_it
     )
 
 
+def test_a_glob_that_matches_another_target_only_names_it():
+    others = [*expand(CAST, "ascend"), *expand(CAST, "ascend-sim")]
+    with pytest.raises(SelectionError) as caught:
+        select(HOPPER, profile=None, only=["*-num_vec_cores=64-*"], other_targets=others)
+    assert str(caught.value) == (
+        "only: '*-num_vec_cores=64-*' matches none of 9 variants, must match one\n"
+        "hint: choose a target that has it: ascend, ascend-sim"
+    )
+
+
 def test_the_profiles_of_a_variant_are_sorted():
     assert profiles_of(named(GENERIC.format("int8", "false"))) == ("dev", "generic", "release")
     assert profiles_of(named(GENERIC.format("float8_e4m3fn", "true"))) == ("dev", "release")

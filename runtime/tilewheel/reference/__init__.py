@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tilewheel.reference import moe
+from tilewheel.reference import moe, rand
 
-__all__ = ["moe"]
+__all__ = ["moe", "rand"]
