@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tilewheel import moe as moe
     from tilewheel import rand as rand
     from tilewheel import reference, simulator
+    from tilewheel import transform as transform
 
 __version__ = VERSION
 

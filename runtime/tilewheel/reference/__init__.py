@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tilewheel.reference import moe, rand
+from tilewheel.reference import moe, rand, transform
 
-__all__ = ["moe", "rand"]
+__all__ = ["moe", "rand", "transform"]

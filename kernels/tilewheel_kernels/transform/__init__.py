@@ -1,0 +1,1 @@
+"""Positions, layouts and other transforms of activations."""
