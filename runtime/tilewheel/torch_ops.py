@@ -30,10 +30,11 @@ def define(
     is_random: bool = False,
     in_vmap: Callable[..., Any] | None = None,
 ) -> Any:
-    """Define a functional operator and return its overload, which callers call.
+    """Define an operator and return its overload, which callers call.
 
     Args:
-        schema: name and signature, e.g. ``topk_gate(Tensor scores, int num_topk) -> Tensor``.
+        schema: name and signature, e.g. ``topk_gate(Tensor scores, int num_topk) -> Tensor``; what
+            it writes in place is marked, ``Tensor(a!)``, and is not returned.
         run: what it does, on every device.
         fake: its result's metadata for symbolic sizes; raises what ``run`` would raise.
         is_random: whether two calls differ, so that a compiler may neither merge nor repeat them.

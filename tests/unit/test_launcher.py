@@ -190,6 +190,14 @@ def test_strided_tensor_keeps_the_specs_alignment() -> None:
     assert effective_alignment(declared, tensor("x", TOKENS, WIDTH, strides=strides)) == 16
 
 
+def test_alignment_is_never_less_than_an_element() -> None:
+    strides = (Extent(text="dim_s", symbol="s"), Extent(text="1", constant=1))
+    declared = replace(FIXED.spec.tensors[0], alignment=2)
+    assert effective_alignment(declared, tensor("x", TOKENS, WIDTH, strides=strides)) == 4
+    assert effective_alignment(declared, tensor("x", TOKENS, WIDTH_128)) == 4
+    assert effective_alignment(declared, tensor("x", TOKENS)) == 4
+
+
 def lines(variant: Variant, kernel: Lowered) -> list[str]:
     return [line.strip() for line in launcher_source(variant, kernel, FACTS).splitlines()]
 
