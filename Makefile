@@ -14,8 +14,12 @@ ARCHS ?=
 JOBS ?= $(shell nproc)
 OUT ?= out
 
-BUILD_ARGUMENTS = --target $(TARGET) --profile $(PROFILE) --out $(OUT) \
-	$(if $(ARCHS),--archs $(ARCHS)) $(if $(ONLY),--only '$(ONLY)')
+BUILD_ARGUMENTS = --target '$(TARGET)' --profile '$(PROFILE)' --out '$(OUT)' \
+	$(if $(ARCHS),--archs '$(ARCHS)') $(if $(ONLY),--only '$(ONLY)')
+
+# The checkout's own artifacts are found without help.
+SELFTEST = $(if $(filter-out out,$(OUT)),TILEWHEEL_ARTIFACTS='$(OUT)/artifacts') \
+	$(PY) -m tilewheel selftest
 
 .PHONY: help setup build list lower selftest verify test lint format generate gpu-bundle clean
 
@@ -34,8 +38,8 @@ $(STAMP): requirements-dev.txt pyproject.toml
 setup: $(STAMP) ## create .venv with every pinned tool
 
 build: $(STAMP) ## build artifacts below out/artifacts and self-test what this machine can run
-	$(PY) -m tilewheel_build build $(BUILD_ARGUMENTS) --jobs $(JOBS)
-	$(PY) -m tilewheel selftest
+	$(PY) -m tilewheel_build build $(BUILD_ARGUMENTS) --jobs '$(JOBS)'
+	$(SELFTEST)
 
 list: $(STAMP) ## print the keys that build would make
 	$(PY) -m tilewheel_build list $(BUILD_ARGUMENTS)
@@ -44,10 +48,10 @@ lower: $(STAMP) ## write device sources below out/lowered
 	$(PY) -m tilewheel_build lower $(BUILD_ARGUMENTS)
 
 selftest: $(STAMP) ## compare built artifacts with the reference on this machine
-	$(PY) -m tilewheel selftest
+	$(SELFTEST)
 
 verify: $(STAMP) ## check built artifacts: hashes, symbols, architectures
-	$(PY) -m tilewheel_build verify --out $(OUT)
+	$(PY) -m tilewheel_build verify --target '$(TARGET)' --out '$(OUT)'
 
 test: $(STAMP) ## lint, types and all tests that this machine can run
 	$(MAKE) lint
@@ -66,7 +70,7 @@ generate: $(STAMP) ## rewrite specs/schema.json, docs/spec.md and the golden key
 	$(PY) -m tilewheel_build.generate
 
 gpu-bundle: $(STAMP) ## pack out/gpu-bundle: all that a GPU machine without network needs
-	$(PY) -m tilewheel_build.gpu_bundle --out $(OUT)
+	$(PY) -m tilewheel_build.gpu_bundle --out '$(OUT)'
 
 clean: ## remove everything that was built, keep .venv
 	rm -rf out dist

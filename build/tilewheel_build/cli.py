@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import math
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -18,17 +21,22 @@ from tilewheel_build.errors import (
     ArtifactError,
     CompilationError,
     LoweringError,
+    OptionError,
     ToolchainError,
 )
 from tilewheel_build.process import TIMEOUT_S
 from tilewheel_build.progress import artifact_table, watch
+from tilewheel_build.publish import lock
 from tilewheel_build.source_only import finish, pack, sources_directory
 from tilewheel_build.spec import OperatorSpec, SpecError, check_kernel_files, load_specs
 from tilewheel_build.unit import lower_variant
 from tilewheel_build.variant import SelectionError, Variant, expand, select
 from tilewheel_build.verify import verify_directory
 
-EXIT_OK, EXIT_NOTHING, EXIT_CHECK = 0, 3, 7
+EXIT_OK, EXIT_OPTION, EXIT_NOTHING, EXIT_CHECK = 0, OptionError.exit_code, 3, 7
+
+MACHINES = ("x86_64", "aarch64")
+"""Processors of the machines that artifacts are built for."""
 
 DEFAULT_TARGET = "cuda,ascend-sim"
 """What any machine can build: the backend `ascend` needs CANN."""
@@ -43,7 +51,8 @@ def main(arguments: Sequence[str]) -> int:
         if options.command == "verify":
             return _verify(layout, options.target, errors)
         if options.command == "finish":
-            return _finish(layout, options, errors)
+            with _exclusive(layout.out, errors):
+                return _finish(layout, options, errors)
         specs = load_specs(layout.root)
         check_kernel_files(specs, root=layout.root)
         chosen = _variants(specs, options)
@@ -52,14 +61,21 @@ def main(arguments: Sequence[str]) -> int:
             return EXIT_NOTHING
         if options.command == "list":
             return _list(chosen)
-        if options.command == "lower":
-            return _lower(chosen, layout)
-        if options.source_only:
-            return _pack(chosen, layout, options, errors)
-        return _build(chosen, layout, options, errors)
+        with _exclusive(layout.out, errors):
+            if options.command == "lower":
+                return _lower(chosen, layout)
+            if options.source_only:
+                return _pack(chosen, layout, options, errors)
+            return _build(chosen, layout, options, errors)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        errors.print(f"{layout.out}: cannot be written: {error.strerror}")
+        return EXIT_OPTION
     except (
         SpecError,
         SelectionError,
+        OptionError,
         ToolchainError,
         LoweringError,
         CompilationError,
@@ -83,11 +99,11 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--root", type=Path, default=ROOT, help="the checkout")
         command.add_argument("--out", type=Path, help="where to write (default: <root>/out)")
         if name in ("build", "finish"):
-            command.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-            command.add_argument("--machine", default=platform.machine(), help="x86_64 or aarch64")
+            command.add_argument("--jobs", type=_jobs, default=os.cpu_count() or 1)
+            command.add_argument("--machine", default=platform.machine(), choices=MACHINES)
             command.add_argument(
                 "--compile-timeout",
-                type=float,
+                type=_seconds,
                 default=TIMEOUT_S,
                 metavar="SECONDS",
                 help="how long one run of the device compiler may take (default: %(default)g)",
@@ -114,13 +130,54 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _jobs(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"is {text!r}, must be an integer of at least 1")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"is {text!r}, must be a number above 0")
+    return seconds
+
+
+@contextmanager
+def _exclusive(out: Path, errors: Console) -> Iterator[None]:
+    """Keep other builds out of an output directory: its work folders are those of any build."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if not os.access(out, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        descriptor = os.open(out, os.O_RDONLY)
+    except OSError as error:
+        raise OptionError(
+            f"--out: {out} cannot be written: {error.strerror}\n"
+            "hint: choose another directory with --out"
+        ) from error
+    try:
+        # The directory itself is locked: a build that is refused leaves nothing in it.
+        with suppress(OSError):  # a network file system may lock no directories
+            lock(
+                descriptor,
+                waits=lambda: errors.print(f"{out}: another build is running, waiting for it"),
+            )
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def _out_directory(options: argparse.Namespace) -> Path:
     out: Path = options.out if options.out is not None else options.root / "out"
     return out.resolve()
 
 
 def _backends(target: str) -> list[str]:
-    names = list(BACKENDS) if target == "all" else target.split(",")
+    names = list(BACKENDS) if target == "all" else list(dict.fromkeys(target.split(",")))
     for name in names:
         if name not in BACKENDS:
             raise SelectionError(f"--target: is {name!r}, must be one of {', '.join(BACKENDS)}")

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 
+class OptionError(ValueError):
+    """An option of the command line has a value that it cannot have."""
+
+    exit_code = 2
+
+
 class ToolchainError(RuntimeError):
     """A compiler or a package that the build needs is not installed."""
 

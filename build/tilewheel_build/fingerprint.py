@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewheel_build.host_compiler import FLAGS, GLIBC
+from tilewheel_build.spec_types import Dimension, Scalar, Tensor
 from tilewheel_build.variant import Variant, limits, parameters, tensors
 
 DRIVER_SOURCES = (
@@ -41,17 +42,22 @@ def fingerprint_inputs(
     return {
         "key": str(variant.key),
         "machine": machine,
-        "tensors": [asdict(tensor) for tensor in tensors(variant)],
+        "tensors": [_contract(tensor) for tensor in tensors(variant)],
         "arguments": [[tensor.name, tensor.role] for tensor in variant.spec.tensors],
-        "scalars": [asdict(scalar) for scalar in variant.spec.scalars],
+        "scalars": [_contract(scalar) for scalar in variant.spec.scalars],
         "limits": [list(limit) for limit in limits(variant)],
         "multiples": [[p.name, p.multiple_of] for p in parameters(variant)],
-        "dimensions": [asdict(dimension) for dimension in variant.spec.dimensions],
+        "dimensions": [_contract(dimension) for dimension in variant.spec.dimensions],
         "kernel": kernel_hashes(kernels_root, variant.backend.kernel),
         "driver": driver_hash(sources),
         "toolchain": dict(toolchain),
         "flags": [*flags, *FLAGS, GLIBC],
     }
+
+
+def _contract(item: Tensor | Scalar | Dimension) -> dict[str, Any]:
+    """Return what launcher and kernel depend on: all but the words."""
+    return {name: value for name, value in asdict(item).items() if name != "meaning"}
 
 
 def fingerprint(inputs: Mapping[str, Any]) -> str:

@@ -8,8 +8,7 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tilewheel.manifest import FILE_NAME, Manifest, dump
@@ -24,7 +23,8 @@ def publish(directory: Path, manifest: Manifest, files: Mapping[str, Path]) -> N
     A build that is killed at any point leaves the old directory or the new one.
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(directory.parent / ".lock"):
+    with (directory.parent / ".lock").open("w") as file:
+        lock(file.fileno())
         for stale in directory.parent.glob(f".{directory.name}-*"):
             shutil.rmtree(stale, ignore_errors=True)
         staging = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
@@ -33,20 +33,26 @@ def publish(directory: Path, manifest: Manifest, files: Mapping[str, Path]) -> N
                 target = staging / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source, target)
-                if target.suffix == ".so":
-                    target.chmod(0o755)
             (staging / FILE_NAME).write_text(dump(manifest))
-            staging.chmod(0o755)
+            _set_modes(staging)
             _exchange(staging, directory)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def _set_modes(directory: Path) -> None:
+    """Let everyone read what is published, whatever the builder's umask is."""
+    for path in (directory, *directory.rglob("*")):
+        path.chmod(0o755 if path.is_dir() or path.suffix == ".so" else 0o644)
+
+
+def lock(descriptor: int, *, waits: Callable[[], None] = lambda: None) -> None:
+    """Lock a file or directory until it is closed; ``waits`` is called if another has the lock."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        waits()
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
 def _exchange(new: Path, old: Path) -> None:

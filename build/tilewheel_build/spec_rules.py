@@ -21,6 +21,14 @@ from tilewheel_build.spec_types import Backend, Match, OperatorSpec
 MAX_BINDINGS = 10_000
 """Most bindings that one spec may ask for, so that a slip in a grid cannot stall the driver."""
 
+LOAD_ARGUMENTS = ("device", "operator")
+"""What ``tilewheel.load`` takes beside the parameters, which it takes by keyword."""
+
+PREPARE = "prepare"
+"""Artifacts export a function of this name beside the operator's."""
+
+_ANOTHER_NAME = "must be another name"
+
 
 def check_rules(spec: OperatorSpec, problems: Problems) -> None:
     """Note every rule that the spec breaks, as far as the fields that it needs were readable."""
@@ -71,6 +79,8 @@ def _check_place(spec: OperatorSpec, problems: Problems) -> None:
 
 def _check_names(spec: OperatorSpec, problems: Problems) -> None:
     """Note names that mean two things, and dimensions that mean nothing."""
+    if spec.operator == PREPARE:
+        problems.add("operator", f"is {PREPARE}, as a function of every artifact", _ANOTHER_NAME)
     named = [
         *(("parameters", item.name) for item in spec.parameters),
         *(("dimensions", item.name) for item in spec.dimensions),
@@ -84,12 +94,12 @@ def _check_names(spec: OperatorSpec, problems: Problems) -> None:
     ]
     owner: dict[str, str] = {}
     for section, name in named:
+        if section.endswith("parameters") and name in LOAD_ARGUMENTS:
+            problems.add(f"{section}.{name}", "is an argument of tilewheel.load", _ANOTHER_NAME)
         other = owner.setdefault(name, section)
         # Two backends may each have a parameter of the same name.
         if other != section and not (section[:8] == other[:8] == "backends"):
-            problems.add(
-                f"{section}.{name}", f"has a name that is in {other} too", "must be another name"
-            )
+            problems.add(f"{section}.{name}", f"has a name that is in {other} too", _ANOTHER_NAME)
     if problems.touch("tensors"):
         return
     used = {size for tensor in spec.tensors for size in tensor.shape}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import index
 
 from tilewheel import discovery, loader
 from tilewheel.backend import active
 from tilewheel.device import PROPERTIES, Device, resolve
 from tilewheel.discovery import Entry
-from tilewheel.errors import ArtifactLoadError, NoArtifactError, nearest
-from tilewheel.key import Key, Value, sort_parameters
+from tilewheel.errors import ArtifactLoadError, KeyFormatError, NoArtifactError, nearest
+from tilewheel.key import Key, Value, is_value, sort_parameters
 from tilewheel.loader import Kernel
 from tilewheel.log import logger
 from tilewheel.select import Request, Selection, select
@@ -36,7 +37,7 @@ def load(operator: str, *, device: object = None, **parameters: Value) -> Kernel
         NoArtifactError: no installed artifact fits; the message gives the reasons.
         ArtifactLoadError: the artifact that fits cannot be loaded.
         RuntimeError: the machine has no such device.
-        ValueError: ``device`` names no device.
+        ValueError: ``device`` names no device, or a parameter's value cannot stand in a key.
     """
     selection = why(operator, device=device, **parameters)
     if selection.choice is None:
@@ -50,8 +51,22 @@ def why(operator: str, *, device: object = None, **parameters: Value) -> Selecti
     Arguments and errors are those of ``load``. Beside them, ``device`` may be a target such as
     ``cuda-sm_90a`` that is not in this machine. Nothing is loaded.
     """
-    request = Request(operator=operator, parameters=sort_parameters(parameters))
+    if not isinstance(operator, str):
+        raise TypeError(f"operator: is {operator!r}, must be a str")
+    values = {name: _value(name, value) for name, value in parameters.items()}
+    request = Request(operator=operator, parameters=sort_parameters(values))
     return select(discovery.catalog(), request, _resolve(device))
+
+
+def _value(name: str, value: object) -> Value:
+    """Return a parameter's value as a key holds it; integers of other libraries are ints."""
+    if not isinstance(value, (bool, int, str)) and hasattr(value, "__index__"):
+        value = index(value)
+    if not is_value(value):
+        raise KeyFormatError(
+            f"{name}: is {value!r}, must be an int, a bool or a word of [A-Za-z0-9_]+"
+        )
+    return value
 
 
 def artifacts(operator: str | None = None) -> tuple[Entry, ...]:
@@ -81,7 +96,12 @@ def preload(
 
     Raises:
         ValueError: ``device`` names no device.
+        TypeError: ``operators`` is one name.
     """
+    if isinstance(operators, str):
+        raise TypeError(
+            f"operators: is {operators!r}, must be a tuple of names\nhint: write ({operators!r},)"
+        )
     try:
         described = _resolve(device)
     except RuntimeError as error:

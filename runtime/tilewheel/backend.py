@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from types import TracebackType
 
 from tilewheel.errors import nearest
@@ -13,6 +13,10 @@ _active: ContextVar[str | None] = ContextVar("tilewheel_backend", default=None)
 
 active = _active.get
 """Return the selected backend's name, or None."""
+
+# What was selected outside each ``with`` block that this thread or task is in. One ``backend``
+# object may be entered by many of them.
+_outer: ContextVar[tuple[str | None, ...]] = ContextVar("tilewheel_outer_backends", default=())
 
 
 class backend:  # noqa: N801 - a context manager, used as a function: `with tw.backend("...")`
@@ -33,10 +37,10 @@ class backend:  # noqa: N801 - a context manager, used as a function: `with tw.b
                 "hint: move the tensor to a GPU or NPU to use its backend"
             )
         self._name = name
-        self._tokens: list[Token[str | None]] = []
 
     def __enter__(self) -> None:
-        self._tokens.append(_active.set(self._name))
+        _outer.set((*_outer.get(), _active.get()))
+        _active.set(self._name)
 
     def __exit__(
         self,
@@ -44,4 +48,7 @@ class backend:  # noqa: N801 - a context manager, used as a function: `with tw.b
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        _active.reset(self._tokens.pop())
+        outer = _outer.get()
+        if outer:  # a generator may be closed in another context than the one that it began in
+            _outer.set(outer[:-1])
+            _active.set(outer[-1])

@@ -21,6 +21,9 @@ OK = 0
 COMMAND_LINE = 2
 NOTHING_SELECTED = 3
 CHECK_FAILED = 7
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+"""As for a program that SIGINT or SIGPIPE ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +139,14 @@ def _info(arguments: argparse.Namespace) -> Outcome:
 
 
 def _why(arguments: argparse.Namespace) -> Outcome:
+    names = [name for name, _ in arguments.parameters]
+    for name in names:
+        # The API has arguments of these names: no spec has such a parameter.
+        problem = "is no parameter" if name in ("operator", "device") else ""
+        problem = "is given twice, must be once" if names.count(name) > 1 else problem
+        if problem:
+            error = f"{name}: {problem}"
+            return Outcome(code=COMMAND_LINE, text=error, tree={"error": error})
     try:
         selection = api.why(
             arguments.operator, device=arguments.target, **dict(arguments.parameters)
@@ -183,7 +194,12 @@ def _verify(arguments: argparse.Namespace) -> Outcome:
 
 
 def _selftest(arguments: argparse.Namespace) -> Outcome:
-    rows = selftest.run(api.artifacts(), selftest.machine(), arguments.only)
+    try:
+        available = selftest.machine()
+    except ImportError as error:
+        text = f"torch: cannot be imported: {error}\nhint: install torch, which is the reference"
+        return Outcome(code=NOTHING_SELECTED, text=text, tree={"error": str(error)})
+    rows = selftest.run(api.artifacts(), available, arguments.only)
     if not rows:
         return _nothing(arguments.only)
     table = [asdict(row) | {"time_ms": round(row.time_ms, 3)} for row in rows]

@@ -122,7 +122,7 @@ def resolve(device: object) -> Device:
     if kind in ("cuda", "npu") and (number.isdecimal() or text == kind):
         index = int(number) if number else None
         return _cuda(index) if kind == "cuda" else _npu(index)
-    if "-" in text:
+    if "-" in text and ":" not in text:
         try:
             return of_target(Target.parse(text))
         except KeyFormatError as error:

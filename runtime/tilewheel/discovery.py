@@ -62,7 +62,7 @@ class _Source:
     is_overlay: bool
 
 
-_lock = threading.Lock()
+_lock = threading.RLock()
 _catalog: Catalog | None = None
 
 
@@ -183,10 +183,7 @@ def _read(root: Path, source: _Source, problems: list[str]) -> list[Entry]:
     ]
 
 
-def _after_fork_in_child() -> None:
-    # Another thread may have held the lock.
-    global _lock
-    _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
+# A fork waits for a thread that is reading: the child would inherit what that thread has locked.
+os.register_at_fork(
+    before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
+)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from tilewheel.errors import KeyFormatError
 
@@ -30,7 +31,7 @@ def is_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
-def is_value(value: object) -> bool:
+def is_value(value: object) -> TypeGuard[Value]:
     """Return whether ``value`` can stand in a key and be read back with its type."""
     if isinstance(value, (bool, int)):
         return True
@@ -49,6 +50,8 @@ def format_value(value: Value) -> str:
 
 def parse_value(text: str) -> Value:
     """Return the value that ``text`` stands for in a key."""
+    if len(text) > MAX_KEY_LENGTH:  # Python refuses to read integers of thousands of digits
+        raise KeyFormatError(f"value: is {len(text)} characters, must be at most {MAX_KEY_LENGTH}")
     if text in ("true", "false"):
         return text == "true"
     if _INT.fullmatch(text):

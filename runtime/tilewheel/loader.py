@@ -41,6 +41,11 @@ class Kernel:
     device: Device
     function: Callable[..., Any]
     module: Any
+    entry: Entry
+
+    def __reduce__(self) -> tuple[Callable[..., Kernel], tuple[Entry, Device]]:
+        # A copy is the same handle; another process loads the same artifact.
+        return load, (self.entry, self.device)
 
     @property
     def key(self) -> Key:
@@ -129,12 +134,19 @@ def _check_file(entry: Entry, file: Artifact | Library, *, verify: bool) -> Path
         raise ArtifactLoadError(
             f"{key}: {listed} leads to {path}, must stay below {entry.root}\n{hint}"
         )
+    if not path.is_file():
+        raise ArtifactLoadError(f"{key}: {path} is no file, must be one\n{hint}")
     if size_bytes != file.size_bytes:
         raise ArtifactLoadError(
             f"{key}: {path} is {size_bytes} bytes, must be {file.size_bytes}\n{hint}"
         )
     if verify:
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        try:
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        except OSError as error:
+            raise ArtifactLoadError(
+                f"{key}: {path} cannot be read: {error.strerror or error}\n{hint}"
+            ) from error
         if digest != file.sha256:
             raise ArtifactLoadError(
                 f"{key}: sha256 of {path} is {digest}, must be {file.sha256}\n{hint}"
@@ -163,6 +175,7 @@ def _open(entry: Entry, path: Path, libraries: list[Path], device: Device) -> Ke
         device=device,
         function=_bind(function, artifact, device),
         module=module,
+        entry=entry,
     )
 
 
@@ -221,10 +234,15 @@ def _on_npu_stream(function: Callable[..., Any], device: Device) -> Callable[...
 
 
 def _after_fork_in_child() -> None:
-    # Another thread may have held the lock, and handles of the parent's devices mean nothing here.
-    global _lock
-    _lock = threading.RLock()
+    # Handles of the parent's devices mean nothing here.
     _kernels.clear()
+    _lock.release()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+# A fork waits for a thread that is loading: the child would inherit, locked for ever, what that
+# thread holds inside Python's import and tvm_ffi.
+os.register_at_fork(
+    before=_lock.acquire,
+    after_in_parent=_lock.release,
+    after_in_child=_after_fork_in_child,
+)

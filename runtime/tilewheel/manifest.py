@@ -27,6 +27,7 @@ FILE_NAME = "manifest.json"
 MAX_SIZE_BYTES = 64 * 1024 * 1024
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_ENTRY = re.compile(r"__tvm_ffi_[a-z][a-z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +201,24 @@ def _sha256(reader: _Reader) -> str:
     return sha256
 
 
+def _entry(reader: _Reader) -> str:
+    entry = reader.text("entry")
+    if _ENTRY.fullmatch(entry) is None:
+        raise ManifestError(
+            f"{reader.where}.entry: is {entry!r}, must be __tvm_ffi_ and a snake_case name"
+        )
+    return entry
+
+
+def _multiples(reader: _Reader) -> tuple[tuple[str, int], ...]:
+    """Return (name, divisor) of parameters; selection divides by it."""
+    found = tuple((name, reader.integer(name)) for name in sorted(reader.tree))
+    for name, divisor in found:
+        if divisor < 1:
+            raise ManifestError(f"{reader.where}.{name}: is {divisor}, must be at least 1")
+    return found
+
+
 def _artifact(reader: _Reader) -> Artifact:
     try:
         key = Key.parse(reader.text("key"))
@@ -212,7 +231,6 @@ def _artifact(reader: _Reader) -> Artifact:
         if len(low_high) != 2:
             raise ManifestError(f"{reader.where}.limits.{name}: must be [lowest, highest]")
         bounds.append((name, low_high[0], low_high[1]))
-    multiples = reader.child("multiples")
     resources = reader.child("resources")
     toolchain = reader.mapping("toolchain")
     return Artifact(
@@ -220,7 +238,7 @@ def _artifact(reader: _Reader) -> Artifact:
         path=_relative_path(reader),
         sha256=_sha256(reader),
         size_bytes=reader.integer("size_bytes"),
-        entry=reader.text("entry"),
+        entry=_entry(reader),
         arguments=tuple(_argument(item) for item in reader.items("arguments")),
         launch=_launch(reader.child("launch")),
         limits=tuple(bounds),
@@ -235,7 +253,7 @@ def _artifact(reader: _Reader) -> Artifact:
         fingerprint=reader.text("fingerprint"),
         profiles=reader.texts("profiles"),
         verification=reader.text("verification"),
-        multiples=tuple((name, multiples.integer(name)) for name in sorted(multiples.tree)),
+        multiples=_multiples(reader.child("multiples")),
     )
 
 
@@ -244,7 +262,7 @@ def _argument(reader: _Reader) -> Argument:
     if kind not in ("tensor", "scalar", "device"):
         raise ManifestError(f"{reader.where}.kind: is {kind!r}, must be tensor, scalar or device")
     shape = reader.sequence("shape")
-    if not all(isinstance(size, (int, str)) for size in shape):
+    if not all(isinstance(size, (int, str)) and not isinstance(size, bool) for size in shape):
         raise ManifestError(f"{reader.where}.shape: is {shape}, must hold integers and names")
     return Argument(
         name=reader.text("name"),

@@ -58,6 +58,13 @@ class Checkout:
             check=False,
         )
 
+    def start(self, name: str, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+        """Start one command of the driver; what it prints comes through one pipe."""
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        return subprocess.Popen(
+            self.command(name, *arguments), text=True, env=environment(), **{**pipes, **options}
+        )
+
     def published(self) -> dict[str, bytes]:
         """Return the content of every published file."""
         paths = sorted(path for path in self.artifacts.rglob("*") if path.is_file())

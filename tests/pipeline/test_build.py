@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -227,6 +229,86 @@ def test_selection_of_nothing_ends_with_3(
     code, printed = cli("build", *arguments)
     assert code == 3
     assert message in printed
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--jobs", "0", "is '0', must be an integer of at least 1"),
+        ("--jobs", "-2", "is '-2', must be an integer of at least 1"),
+        ("--jobs", "x", "is 'x', must be an integer of at least 1"),
+        ("--compile-timeout", "0", "is '0', must be a number above 0"),
+        ("--compile-timeout", "nan", "is 'nan', must be a number above 0"),
+        ("--compile-timeout", "inf", "is 'inf', must be a number above 0"),
+        ("--compile-timeout", "soon", "is 'soon', must be a number above 0"),
+        ("--machine", "pdp11", "invalid choice: 'pdp11' (choose from "),
+    ],
+)
+def test_option_with_a_wrong_value_ends_with_2(
+    built: Any, capsys: pytest.CaptureFixture[str], option: str, value: str, message: str
+) -> None:
+    from tilewheel_build.cli import main
+
+    with pytest.raises(SystemExit) as ended:
+        main([*built.command("build")[3:], option, value])
+    assert ended.value.code == 2
+    assert f"argument {option}: {message}" in capsys.readouterr().err
+
+
+def test_target_named_twice_is_built_once(built: Any) -> None:
+    done = built.run("list", "--target", "cuda,cuda")
+    assert done.stdout.splitlines() == [PLAIN, BIASED, STAGE]
+
+
+@pytest.mark.parametrize("name", ["build", "lower"])
+def test_output_that_is_no_directory_ends_with_2(
+    cli: Callable[..., tuple[int, str]], tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "out").write_text("")
+    assert cli(name) == (
+        2,
+        f"--out: {tmp_path}/out cannot be written: File exists\n"
+        "hint: choose another directory with --out\n",
+    )
+
+
+def test_full_disk_while_publishing_ends_with_2(
+    copy: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tilewheel_build.cli import main
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    before = copy.published()
+    monkeypatch.setattr("tilewheel_build.driver.publish", refuse)
+    assert main(copy.command("build")[3:]) == 2
+    assert capsys.readouterr().err == f"{copy.out}: cannot be written: No space left on device\n"
+    assert copy.published() == before
+
+
+def test_reader_that_leaves_early_is_no_error_to_speak_of(built: Any) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with built.start("list", stdout=writer, stderr=subprocess.PIPE) as process:
+        os.close(writer)
+        assert process.communicate()[1] == ""
+    assert process.returncode == 141
+
+
+def test_builds_of_one_output_at_once_build_everything_once(copy: Any) -> None:
+    kernel = copy.kernel("scale_cuda.py")
+    kernel.write_text(kernel.read_text() + "\n# changed\n")
+    running = [copy.start("build", "--jobs", "2") for _ in range(2)]
+    printed = [process.communicate(timeout=300)[0] for process in running]
+    assert [process.returncode for process in running] == [0, 0], printed
+    cached = sorted(text.splitlines()[-1] for text in printed)
+    assert cached == [
+        "3 artifacts (1 from the cache), 0 failed",
+        "3 artifacts (3 from the cache), 0 failed",
+    ]
+    assert "\n".join(printed).count("another build is running, waiting for it") == 1
+    assert copy.leftovers() == []
 
 
 def test_broken_spec_ends_with_2_and_names_the_field(copy: Any) -> None:

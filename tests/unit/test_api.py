@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextvars
 import logging
+import threading
 
 import pytest
+import torch
 
 import tilewheel as tw
 from tilewheel import log
@@ -45,6 +48,28 @@ def test_why_explains_for_a_target_that_is_not_here(overlay, install):
     ]
 
 
+@pytest.mark.parametrize("value", [256.0, None, "256", [256], float("nan"), "a b", b"x"])
+def test_value_that_cannot_stand_in_a_key_is_refused(overlay, value):
+    with pytest.raises(tw.KeyFormatError) as caught:
+        tw.why("topk_gate", device="ascend-sim", num_experts=value)
+    assert str(caught.value) == (
+        f"num_experts: is {value!r}, must be an int, a bool or a word of [A-Za-z0-9_]+"
+    )
+
+
+def test_integer_of_another_library_is_an_int(overlay, install):
+    install(overlay, KEY)
+    values = {"num_experts": torch.tensor(4), "num_topk": torch.tensor(2)}
+    found = tw.why("topk_gate", device="ascend-sim", **values)
+    assert str(found.choice.artifact.key) == KEY
+    assert [type(value) for _, value in found.request.parameters] == [int, int]
+
+
+def test_operator_that_is_no_text_is_refused(overlay):
+    with pytest.raises(TypeError, match="operator: is None, must be a str"):
+        tw.why(None, device="ascend-sim")
+
+
 def test_artifacts_are_sorted_and_can_be_those_of_one_operator(overlay, artifact, manifest):
     other = "apply_rotary-d=64-cuda-sm_90a"
     described = manifest(artifact(GENERIC), artifact(KEY), artifact(other))
@@ -52,6 +77,14 @@ def test_artifacts_are_sorted_and_can_be_those_of_one_operator(overlay, artifact
     assert [str(e.artifact.key) for e in tw.artifacts()] == [other, KEY, GENERIC]
     assert [str(e.artifact.key) for e in tw.artifacts("topk_gate")] == [KEY, GENERIC]
     assert tw.artifacts("unknown") == ()
+
+
+def test_preload_of_one_name_in_place_of_several_is_refused(overlay):
+    with pytest.raises(TypeError) as caught:
+        tw.preload(device="ascend-sim", operators="topk_gate")
+    assert str(caught.value) == (
+        "operators: is 'topk_gate', must be a tuple of names\nhint: write ('topk_gate',)"
+    )
 
 
 def test_preload_returns_what_it_loaded(overlay, install):
@@ -125,6 +158,44 @@ def test_backend_ends_with_its_block_and_nests():
     assert active() is None
     with selected, selected:
         assert active() == "ascend-sim"
+    assert active() is None
+
+
+def test_one_backend_object_serves_threads_at_once():
+    from tilewheel.backend import active
+
+    selected = tw.backend("ascend-sim")
+    inside, leave = threading.Barrier(3, timeout=10), threading.Event()
+    found = []
+
+    def work():
+        with selected:
+            inside.wait()
+            leave.wait(10)
+            found.append(active())
+        found.append(active())
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    inside.wait()
+    assert active() is None
+    leave.set()
+    for thread in threads:
+        thread.join()
+    assert sorted(found, key=str) == [None, None, "ascend-sim", "ascend-sim"]
+
+
+def test_generator_that_is_closed_in_another_context_leaves_that_one_alone():
+    from tilewheel.backend import active
+
+    def select():
+        with tw.backend("ascend-sim"):
+            yield
+
+    generator = select()
+    contextvars.copy_context().run(next, generator)
+    generator.close()
     assert active() is None
 
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -155,6 +159,72 @@ def test_wrong_parameter_is_a_command_line_error(run, text, message):
     code, _, err = run("why", "topk_gate", text)
     assert code == 2
     assert err.splitlines()[-1].endswith(message)
+
+
+@pytest.mark.parametrize("name", ["operator", "device"])
+def test_argument_of_the_api_is_no_parameter(run, name):
+    assert run("why", "topk_gate", f"{name}=3") == (2, f"{name}: is no parameter\n", "")
+
+
+def test_parameter_given_twice_is_a_command_line_error(run):
+    assert run("why", "topk_gate", "num_topk=8", "num_topk=6") == (
+        2,
+        "num_topk: is given twice, must be once\n",
+        "",
+    )
+
+
+def test_number_of_thousands_of_digits_is_a_command_line_error(run):
+    code, _, err = run("why", "topk_gate", f"num_topk={'9' * 5000}")
+    assert code == 2
+    assert err.splitlines()[-1].endswith("value: is 5000 characters, must be at most 200")
+
+
+def command(*argv: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
+    """Run the command in a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(tw.__file__).parents[1])}
+    return subprocess.run(
+        [sys.executable, "-m", "tilewheel", *argv],
+        stderr=subprocess.PIPE,
+        env={**environment, **options.pop("env", {})},
+        check=False,
+        **options,
+    )
+
+
+def test_reader_that_leaves_early_is_no_error_to_speak_of(listed):
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = command("list", stdout=writer)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_output_that_cannot_be_written_is_reported(listed):
+    with open("/dev/full", "wb") as full:
+        done = command("list", stdout=full)
+    assert (done.returncode, done.stderr) == (
+        1,
+        b"standard output: cannot be written: No space left on device\n",
+    )
+
+
+def test_text_that_the_terminal_cannot_show_is_escaped(listed):
+    options = {"PYTHONIOENCODING": "latin-1"}
+    done = command("why", "\u0442", "--target", "cuda-sm_90a", stdout=subprocess.PIPE, env=options)
+    assert done.returncode == 3
+    # The operators that it lists are this machine's, built ones included.
+    assert done.stdout.startswith(b"operator: is '\\u0442', must be one of: ")
+    assert b"topk_gate" in done.stdout
+
+
+def test_interrupt_ends_with_130_and_no_traceback(run, monkeypatch):
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tilewheel.cli._select", interrupt)
+    assert run("list") == (130, "", "")
 
 
 @pytest.mark.parametrize("argv", [(), ("nothing",), ("info",)])

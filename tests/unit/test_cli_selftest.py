@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
@@ -84,3 +85,12 @@ def test_command_exits_with_7_where_one_is_wrong(overlay, install, capsys):
 def test_command_exits_with_3_where_nothing_matches(overlay, install):
     install(overlay, KEY)
     assert run("selftest", "nothing*") == 3
+
+
+def test_command_without_torch_says_what_to_install(overlay, install, capsys, monkeypatch):
+    install(overlay, KEY)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert run("selftest") == 3
+    printed = capsys.readouterr().out
+    assert printed.startswith("torch: cannot be imported: ")
+    assert printed.endswith("\nhint: install torch, which is the reference\n")

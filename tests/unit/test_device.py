@@ -62,7 +62,7 @@ def test_target_resolves_to_a_device_without_properties():
     assert resolve("ascend_sim-dav_3510") == simulated()
 
 
-@pytest.mark.parametrize("text", ["cpu", "cuda:x", "gpu", ""])
+@pytest.mark.parametrize("text", ["cpu", "cuda:x", "cuda:-1", "ascend-sim:0", "gpu", ""])
 def test_text_that_names_no_device_is_refused(text):
     with pytest.raises(ValueError, match="device: is ") as caught:
         resolve(text)

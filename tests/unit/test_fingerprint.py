@@ -136,6 +136,10 @@ def test_divisor_of_a_run_time_parameter_changes_it(make: Callable[..., str]) ->
 def test_words_of_the_spec_do_not_change_it(make: Callable[..., str]) -> None:
     other = variants(SPEC.replace("A row times a factor.", "Something else."))
     assert make(variant=other[0]) == make()
+    other = variants(SPEC.replace("meaning: rows", "meaning: lines"))
+    assert make(variant=other[0]) == make()
+    other = variants(SPEC.replace("meaning: multiplies", "meaning: the factor"))
+    assert make(variant=other[0]) == make()
 
 
 @pytest.mark.parametrize(

@@ -154,3 +154,9 @@ def test_a_key_has_at_most_200_characters():
     assert len(str(fitting)) == 200
     with pytest.raises(KeyFormatError, match=r"^key: is 201 characters, must be at most 200: "):
         Key(operator=fitting.operator + "o", parameters=(), target=HOPPER)
+
+
+def test_an_integer_of_thousands_of_digits_is_refused():
+    with pytest.raises(KeyFormatError) as caught:
+        Key.parse(f"op-n={'9' * 5000}-cuda-sm_90a")
+    assert str(caught.value) == "value: is 5000 characters, must be at most 200"

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import dataclasses
+import errno
 import hashlib
 import os
+import pickle
 import threading
 from pathlib import Path
 
 import pytest
 import torch
 
-from tilewheel import loader
+from tilewheel import discovery, loader
 from tilewheel.device import Device, simulated
 from tilewheel.discovery import Entry
 from tilewheel.errors import ArtifactLoadError
@@ -124,24 +127,69 @@ def test_threads_share_one_kernel(entry):
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_forked_child_starts_with_an_empty_table_and_a_free_lock(entry):
     loader.load(entry(), SIMULATOR)
-    held, release = threading.Event(), threading.Event()
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if is_free(loader._lock) and not loader._kernels else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert len(loader._kernels) == 1
+    assert is_free(loader._lock)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("module", [loader, discovery])
+def test_fork_waits_for_a_thread_that_reads_or_loads(module):
+    held, release, finished = threading.Event(), threading.Event(), []
 
     def hold():
-        with loader._lock:
+        with module._lock:
             held.set()
             release.wait()
+            finished.append(True)
 
     holder = threading.Thread(target=hold)
     holder.start()
     held.wait()
+    threading.Timer(0.2, release.set).start()
     child = os.fork()
     if child == 0:
-        free = loader._lock.acquire(timeout=1)
-        os._exit(0 if free and not loader._kernels else 1)
-    release.set()
+        os._exit(0 if finished and is_free(module._lock) else 1)
     holder.join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert len(loader._kernels) == 1
+    assert is_free(module._lock)
+
+
+def is_free(lock) -> bool:
+    """Return whether another thread can take the lock."""
+    taken = []
+
+    def take():
+        if lock.acquire(timeout=1):
+            taken.append(True)
+            lock.release()
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    thread.join()
+    return bool(taken)
+
+
+def test_copy_of_a_kernel_is_that_kernel(entry):
+    kernel = loader.load(entry(), SIMULATOR)
+    assert copy.copy(kernel) is kernel
+    assert copy.deepcopy({"kernel": kernel})["kernel"] is kernel
+
+
+def test_pickled_kernel_is_loaded_again(entry):
+    described = entry()  # once: it writes the file, which may not change while it is open
+    kernel = loader.load(described, SIMULATOR)
+    text = pickle.dumps(kernel)
+    loader.clear()
+    again = pickle.loads(text)
+    assert again is not kernel
+    assert again is loader.load(described, SIMULATOR)
+    idx = torch.empty((1, 2), dtype=torch.int64)
+    again(SCORES, idx)
+    assert idx.tolist() == [[1, 2]]
 
 
 def test_missing_file_is_reported(entry):
@@ -150,6 +198,27 @@ def test_missing_file_is_reported(entry):
     assert failure(described) == (
         f"{KEY}: {described.path} is missing, must be the file that the manifest lists\n"
         "hint: reinstall pkg 1.0"
+    )
+
+
+def test_directory_in_place_of_the_file_is_reported(entry):
+    described = entry()
+    described.path.unlink()
+    described.path.mkdir()
+    assert failure(described, verify=True) == (
+        f"{KEY}: {described.path} is no file, must be one\nhint: reinstall pkg 1.0"
+    )
+
+
+def test_file_that_cannot_be_read_is_reported(entry, monkeypatch):
+    described = entry()
+
+    def refuse(path: Path) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    assert failure(described, verify=True) == (
+        f"{KEY}: {described.path} cannot be read: Permission denied\nhint: reinstall pkg 1.0"
     )
 
 

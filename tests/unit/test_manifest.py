@@ -128,6 +128,36 @@ def test_wrong_argument_is_refused(tree):
     )
 
 
+def test_truth_value_in_a_shape_is_refused(tree):
+    tree["artifacts"][0]["arguments"][0]["shape"] = [True]
+    assert rejection(tree) == (
+        "m.json.artifacts[0].arguments[0].shape: is [True], must hold integers and names"
+    )
+
+
+@pytest.mark.parametrize("entry", ["", "__class__", "topk_gate", "__tvm_ffi_", "__tvm_ffi_\ud800"])
+def test_entry_that_is_no_function_of_an_artifact_is_refused(tree, entry):
+    tree["artifacts"][0]["entry"] = entry
+    assert rejection(tree) == (
+        f"m.json.artifacts[0].entry: is {entry!r}, must be __tvm_ffi_ and a snake_case name"
+    )
+
+
+@pytest.mark.parametrize("divisor", [0, -64])
+def test_divisor_below_1_is_refused(tree, divisor):
+    tree["artifacts"][0]["multiples"] = {"hidden": divisor}
+    assert rejection(tree) == (
+        f"m.json.artifacts[0].multiples.hidden: is {divisor}, must be at least 1"
+    )
+
+
+def test_key_with_an_integer_of_thousands_of_digits_is_refused(tree):
+    tree["artifacts"][0]["key"] = f"op-n={'9' * 5000}-cuda-sm_90a"
+    assert rejection(tree) == (
+        "m.json.artifacts[0].key: value: is 5000 characters, must be at most 200"
+    )
+
+
 def test_wrong_limit_is_refused(tree):
     tree["artifacts"][0]["limits"]["num_experts"] = [1]
     assert rejection(tree) == ("m.json.artifacts[0].limits.num_experts: must be [lowest, highest]")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tilewheel.manifest import Manifest
-from tilewheel_build.publish import publish
+from tilewheel_build.publish import lock, publish
 
 Make = Callable[..., Manifest]
 
@@ -56,9 +56,46 @@ def test_first_publication_makes_the_directory(target: Path) -> None:
     assert sorted(path.name for path in target.parent.iterdir()) == [".lock", "cuda"]
 
 
-def test_directory_and_artifact_can_be_read_by_all(target: Path) -> None:
-    assert oct(target.stat().st_mode & 0o777) == "0o755"
-    assert oct((target / "sm_90a" / "a.so").stat().st_mode & 0o777) == "0o755"
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0])
+def test_directory_and_artifact_can_be_read_by_all(
+    tmp_path: Path, manifest: Make, files: Callable[[str], dict[str, Path]], umask: int
+) -> None:
+    target = tmp_path / "artifacts" / "cuda"
+    before = os.umask(umask)
+    try:
+        publish(target, manifest(), files("1"))
+    finally:
+        os.umask(before)
+    modes = {
+        path.relative_to(target.parent).as_posix(): oct(path.stat().st_mode & 0o777)
+        for path in (target, *target.rglob("*"))
+    }
+    assert modes == {
+        "cuda": "0o755",
+        "cuda/manifest.json": "0o644",
+        "cuda/sm_90a": "0o755",
+        "cuda/sm_90a/a.cu": "0o644",
+        "cuda/sm_90a/a.so": "0o755",
+    }
+
+
+def test_waiting_for_a_lock_is_told(tmp_path: Path) -> None:
+    told = threading.Event()
+    order = []
+
+    def second() -> None:
+        with (tmp_path / "file").open() as file:
+            lock(file.fileno(), waits=told.set)
+            order.append("second")
+
+    with (tmp_path / "file").open("w") as file:
+        lock(file.fileno(), waits=lambda: order.append("waited"))
+        thread = threading.Thread(target=second)
+        thread.start()
+        told.wait()
+        order.append("first")
+    thread.join()
+    assert order == ["first", "second"]
 
 
 def test_later_publication_replaces_every_file(
