@@ -26,7 +26,8 @@ def topk_gate(scores: Tensor, num_topk: int, *, out: Tensor | None = None) -> Te
 
     Args:
         scores: [num_tokens, num_experts] float32, contiguous, on CUDA, NPU or CPU; num_experts is
-            1 to 1024. It may require gradients. CUDA and NPU need its address aligned to 16 bytes.
+            1 to 1024. It may require gradients. CUDA and NPU need its address aligned to 16 bytes
+            or, if less, to the largest power of two that divides the bytes of a token.
         num_topk: how many indices for each token, 1 to min(num_experts, 32).
         out: where to write the result, [num_tokens, num_topk] int64, contiguous, on the device of
             ``scores`` and without memory in common with it; None allocates it.
@@ -90,8 +91,6 @@ def _topk_gate_checked(scores: Tensor, num_topk: int, out: Tensor | None = None)
     num_topk = _check_topk_gate(scores, num_topk)
     if out is not None:
         _check_topk_gate_out(out, scores, num_topk)
-        if checks.overlap(out, scores):
-            raise ValueError("topk_gate: out: shares memory with scores, must not")
     num_tokens, num_experts = scores.shape
     launch = bind("topk_gate", scores.device, num_experts=num_experts, num_topk=num_topk)
     if launch is None:
