@@ -52,6 +52,71 @@ def topk_gate(num_experts: int, num_topk: int) -> Case:
     )
 
 
+def per_token_cast(name: str, fmt: str, size: int, hidden: int = 7168, **flags: bool) -> Case:
+    width = hidden // 2 if fmt == "e2m1" else hidden
+    num_groups = -(-hidden // size)
+    sf_bytes = num_groups * (1 if flags.get("use_packed_ue8m0") else 4)
+
+    def inputs(num_tokens: int) -> tuple[Any, Any]:
+        x = torch.randn((num_tokens, hidden), device="cuda").to(torch.bfloat16)
+        return x, tw.quant.per_token_cast(x, fmt, size, **flags)
+
+    def peer(tensors: Any) -> object:
+        import tile_kernels
+
+        return tile_kernels.quant.per_token_cast(tensors[0], fmt, size, **flags)
+
+    sf_dtype = "int32" if flags.get("use_packed_ue8m0") else "float32"
+    return Case(
+        name=f"per_token_cast {name}",
+        operator="per_token_cast",
+        parameters=(
+            ("x_dtype", "bfloat16"),
+            ("data_dtype", "int8" if fmt == "e2m1" else "float8_e4m3fn"),
+            ("num_per_channels", size),
+            ("sf_dtype", sf_dtype),
+            ("round_sf", flags.get("round_sf", False)),
+            ("col_major_sf", flags.get("use_tma_aligned_col_major_sf", False)),
+        ),
+        inputs=inputs,
+        ours=lambda tensors: tw.quant.per_token_cast(
+            tensors[0], fmt, size, out=tensors[1], **flags
+        ),
+        ours_allocating=lambda tensors: tw.quant.per_token_cast(tensors[0], fmt, size, **flags),
+        peer=peer,
+        bytes=lambda num_tokens: num_tokens * (2 * hidden + width + sf_bytes),
+    )
+
+
+def cast_back(fmt: str, size: int, hidden: int = 7168) -> Case:
+    width = hidden // 2 if fmt == "e2m1" else hidden
+
+    def inputs(num_tokens: int) -> tuple[Any, Any]:
+        x = torch.randn((num_tokens, hidden), device="cuda").to(torch.bfloat16)
+        return tw.quant.per_token_cast(x, fmt, size), torch.empty_like(x)
+
+    def peer(tensors: Any) -> object:
+        import tile_kernels
+
+        return tile_kernels.quant.cast_back(tensors[0], "bf16", (1, size))
+
+    return Case(
+        name=f"cast_back {fmt} {size} bf16",
+        operator="cast_back",
+        parameters=(
+            ("data_dtype", "int8" if fmt == "e2m1" else "float8_e4m3fn"),
+            ("sf_dtype", "float32"),
+            ("col_major_sf", False),
+            ("out_dtype", "bfloat16"),
+        ),
+        inputs=inputs,
+        ours=lambda tensors: tw.quant.cast_back(tensors[0], "bf16", (1, size), out=tensors[1]),
+        ours_allocating=lambda tensors: tw.quant.cast_back(tensors[0], "bf16", (1, size)),
+        peer=peer,
+        bytes=lambda num_tokens: num_tokens * (2 * hidden + width + 4 * -(-hidden // size)),
+    )
+
+
 def apply_rotary(num_heads: int, interleaved: bool, *, with_positions: bool = False) -> Case:
     """Query of ``num_heads`` heads of 64 bfloat16, positions given (int64) or counted."""
 
@@ -97,6 +162,18 @@ CASES = (
     topk_gate(896, 16),
     # No specialised artifact: the generic one answers.
     topk_gate(144, 8),
+    per_token_cast("e4m3 128", "e4m3", 128),
+    per_token_cast(
+        "e4m3 128 ue8m0 col",
+        "e4m3",
+        128,
+        round_sf=True,
+        use_packed_ue8m0=True,
+        use_tma_aligned_col_major_sf=True,
+    ),
+    per_token_cast("e2m1 32 round", "e2m1", 32, round_sf=True),
+    cast_back("e4m3", 128),
+    cast_back("e2m1", 32),
     apply_rotary(64, interleaved=False),
     apply_rotary(64, interleaved=True, with_positions=True),
 )

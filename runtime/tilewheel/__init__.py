@@ -22,6 +22,7 @@ from tilewheel.version import VERSION
 
 if TYPE_CHECKING:
     from tilewheel import moe as moe
+    from tilewheel import quant as quant
     from tilewheel import rand as rand
     from tilewheel import reference, simulator
     from tilewheel import transform as transform

@@ -1,3 +1,3 @@
 """The families of operators: each a module of public functions, one of references."""
 
-FAMILIES = ("moe", "rand", "transform")
+FAMILIES = ("moe", "quant", "rand", "transform")

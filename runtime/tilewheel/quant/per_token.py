@@ -1,0 +1,302 @@
+"""The casts with one scale for each group of channels of a token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, bfloat16, empty, float32
+from torch.compiler import is_compiling
+
+from tilewheel import checks, torch_ops
+from tilewheel.backend import active
+from tilewheel.dispatch import bind, bound
+from tilewheel.quant import forms
+from tilewheel.quant.back import cast_back, check_pair
+from tilewheel.quant.forms import NAMES, Form
+from tilewheel.reference import quant as reference
+
+Pair = tuple[Tensor, Tensor]
+
+_VECTOR_BYTES = 16
+
+
+def per_token_cast(
+    x: Tensor | Pair,
+    fmt: str = "e4m3",
+    num_per_channels: int = 128,
+    *,
+    x_block_size: tuple[int, int] | None = None,
+    clamp_min: float | None = None,
+    round_sf: bool = False,
+    use_packed_ue8m0: bool = False,
+    use_e4m3_sf: bool = False,
+    use_tma_aligned_col_major_sf: bool = False,
+    out: Pair | None = None,
+) -> Pair:
+    """Quantise each group of ``num_per_channels`` channels of a token with a scale of its own.
+
+    The arithmetic is in float32, casts round to nearest even and saturate, and the result is that
+    of ``tilewheel.reference``, bit for bit; a token's does not depend on the batch. amax is the
+    group's max |x|, at least ``clamp_min``; max is 448 (e4m3) or 6 (e2m1). Not differentiable.
+
+    - sf = amax / max, data = cast(x * (max / amax)).
+    - ``round_sf``: sf = 2^ceil(log2(amax * (1 / max))), data = cast(x * (1 / sf)).
+    - ``use_e4m3_sf``: sf = cast(amax / max), data = cast(x / sf).
+
+    A NaN does not count in amax and becomes NaN (e4m3) or 6 (e2m1). An infinity counts as the
+    largest finite float32 and saturates; the finite values beside it become zeros.
+
+    Args:
+        x: [num_tokens, hidden] bfloat16 or float32, any stride between rows and 1 within, on CUDA,
+            NPU or CPU; hidden is a multiple of 64. It is copied first where its address is not a
+            multiple of 16 bytes; CUDA is fastest where rows are 16 bytes' multiples apart. Or a
+            quantised pair (data, sf) to quantise anew from data * sf.
+        fmt: ``e4m3`` or ``e2m1``.
+        num_per_channels: 16, 32, 64 or 128; the last group is shorter where it does not divide
+            hidden. Ascend has 32.
+        x_block_size: (tokens, channels) that share a scale of a pair ``x``; only with a pair.
+        clamp_min: least amax, so that scales stay normal numbers; None is 1e-4 (e4m3), 6 * 2^-126
+            (e2m1), and with ``use_e4m3_sf`` 448 * 2^-9 and 6 * 2^-9.
+        round_sf: make scales powers of two.
+        use_packed_ue8m0: store scales as biased exponent bytes, the first in the lowest byte and
+            unused ones 0: four in an int32, on Ascend two in an int16. Needs ``round_sf``.
+        use_e4m3_sf: store scales as float8_e4m3fn. CUDA only, not with ``round_sf``.
+        use_tma_aligned_col_major_sf: sf is column-major, strides (1, ld); on CUDA ld is num_tokens
+            rounded up to 16 bytes, and the padding's content is not defined.
+        out: (data, sf) to write, as returned, without memory in common with ``x``; None allocates.
+
+    Returns:
+        data, float8_e4m3fn [num_tokens, hidden] or int8 [num_tokens, hidden // 2], and sf
+        [num_tokens, groups], packed [num_tokens, ceil(groups / 4)].
+
+    Raises:
+        TypeError: an argument is of a wrong type or dtype.
+        ValueError: an argument's shape, layout, device or value is not as above.
+        NoArtifactError: no installed artifact fits the device and these values.
+        ArtifactLoadError: the artifact that fits cannot be loaded.
+
+    A CPU tensor goes to the reference, or to the backend selected with ``tilewheel.backend``.
+    Launches on the current stream; can be captured in a CUDA graph once its artifact is loaded.
+
+    Source: OCP Microscaling Formats (MX) v1.0; OCP 8-bit floating point.
+    """
+    where = "per_token_cast"
+    form = forms.form(
+        where,
+        fmt,
+        num_per_channels,
+        round_sf,
+        use_packed_ue8m0,
+        use_e4m3_sf,
+        use_tma_aligned_col_major_sf,
+    )
+    least = forms.clamp_min(where, form, clamp_min)
+    if isinstance(x, tuple):
+        return _recast(where, x, x_block_size, form, least, out)
+    if x_block_size is not None:
+        raise ValueError(f"{where}: x_block_size: is {x_block_size}, must be None for a tensor x")
+    if not is_compiling():
+        result = _fast_cast(x, form, least, out)
+        if result is not None:
+            return result
+    return _cast(where, x, form, least, out)
+
+
+def _fast_cast(x: Tensor, form: Form, least: float, out: Pair | None) -> Pair | None:
+    """Launch what is loaded already on plain tensors; None leaves the call to ``_cast``.
+
+    The launcher checks everything but common memory; what it refuses is explained by ``_cast``.
+    """
+    if type(x) is not Tensor or x.ndim != 2:
+        return None
+    device = x.device
+    num_tokens, hidden = x.shape
+    launch = bound.get(("per_token_cast", device, *_parameters(form, x), active()))
+    if (
+        launch is None
+        or hidden % 64
+        or not num_tokens
+        or x.data_ptr() % _VECTOR_BYTES
+        or torch_ops.is_intercepted()
+    ):
+        return None
+    if out is None:
+        data = empty((num_tokens, form.data_width(hidden)), dtype=form.data_dtype, device=device)
+        sf = forms.empty_sf(form, num_tokens, hidden, device)
+    elif form.is_col_major or _may_overlap(x, out):
+        return None
+    else:
+        data, sf = out
+    try:
+        launch(x, data, sf.t() if form.is_col_major else sf, least)
+    except (TypeError, ValueError):
+        return None
+    return data, sf
+
+
+def _may_overlap(x: Tensor, out: Pair) -> bool:
+    data, sf = out
+    if type(data) is not Tensor or type(sf) is not Tensor or x.requires_grad:
+        return True
+    begin = x.data_ptr()
+    end = begin + x.element_size() * ((x.shape[0] - 1) * x.stride(0) + x.shape[1])
+    return any(t.data_ptr() < end and begin < t.data_ptr() + t.nbytes for t in (data, sf))
+
+
+def _parameters(form: Form, x: Tensor) -> tuple[object, ...]:
+    """Return the values of per_token_cast's parameters, in the order of ``_bind``."""
+    return (
+        NAMES.get(x.dtype),
+        NAMES[form.data_dtype],
+        form.num_per_channels,
+        NAMES[form.sf_dtype(x.device)],
+        form.round_sf,
+        form.is_col_major,
+    )
+
+
+def _bind(operator: str, form: Form, x: Tensor) -> Any:
+    x_dtype, data_dtype, num_per_channels, sf_dtype, round_sf, col_major_sf = _parameters(form, x)
+    return bind(
+        operator,
+        x.device,
+        x_dtype=x_dtype,  # type: ignore[arg-type]
+        data_dtype=data_dtype,  # type: ignore[arg-type]
+        num_per_channels=num_per_channels,  # type: ignore[arg-type]
+        sf_dtype=sf_dtype,  # type: ignore[arg-type]
+        round_sf=round_sf,  # type: ignore[arg-type]
+        col_major_sf=col_major_sf,  # type: ignore[arg-type]
+    )
+
+
+def _cast(where: str, x: Tensor, form: Form, least: float, out: Pair | None) -> Pair:
+    """Run ``per_token_cast`` of a tensor with every check made here."""
+    hidden = forms.check_rows(f"{where}: x", x, (bfloat16, float32))
+    if out is not None:
+        _check_out(where, out, form, x, hidden)
+    if is_compiling() or torch_ops.is_traced(x):
+        pair = _cast_op(x, *flags(form), least)
+        return pair if out is None else (out[0].copy_(pair[0]), out[1].copy_(pair[1]))
+    launch = _bind("per_token_cast", form, x)
+    if launch is None:
+        pair = reference_cast(x, form, least)
+        return pair if out is None else (out[0].copy_(pair[0]), out[1].copy_(pair[1]))
+    data, sf = _empty_pair(form, x, hidden) if out is None else out
+    if x.shape[0]:
+        launch(aligned(x), data, sf.t() if form.is_col_major else sf, least)
+    return data, sf
+
+
+def _recast(
+    where: str,
+    x: Pair,
+    x_block_size: tuple[int, int] | None,
+    form: Form,
+    least: float,
+    out: Pair | None,
+) -> Pair:
+    """Quantise a quantised pair: in one launch where there is a kernel for it, else in two."""
+    if x_block_size is None:
+        raise ValueError(f"{where}: x_block_size: is None, must be (tokens, channels) for a pair x")
+    block = forms.block_size(f"{where}: x_block_size", x_block_size)
+    hidden = check_pair(f"{where}: x", x, block)
+    data, x_sf = x
+    # The kernel has float32 scales on both sides and packed ones in column-major order.
+    fused = (
+        data.device.type == "cuda"
+        and x_sf.dtype == float32
+        and x_sf.stride(1) == 1
+        and not form.is_e4m3_sf
+        and form.is_col_major == form.is_packed
+        and not (is_compiling() or torch_ops.is_traced(data))
+    )
+    if not fused:
+        values = cast_back(x, "f32", block)
+        return _cast(where, values, form, least, out)
+    if out is not None:
+        _check_out(where, out, form, data, hidden)
+    launch = _bind("per_token_recast", form, data)
+    new_data, sf = _empty_pair(form, data, hidden) if out is None else out
+    if data.shape[0]:
+        launch(aligned(data), x_sf, new_data, sf.t() if form.is_col_major else sf, least, *block)
+    return new_data, sf
+
+
+def _empty_pair(form: Form, x: Tensor, hidden: int) -> Pair:
+    shape = (x.shape[0], form.data_width(hidden))
+    data = empty(shape, dtype=form.data_dtype, device=x.device)
+    return data, forms.empty_sf(form, x.shape[0], hidden, x.device)
+
+
+def reference_cast(x: Tensor, form: Form, least: float) -> Pair:
+    """Run the reference and lay its scales out as the form says."""
+    data, sf = reference.per_token_cast(
+        x.detach(),
+        form.fmt,
+        form.num_per_channels,
+        clamp_min=least,
+        round_sf=form.round_sf,
+        sf_dtype=form.sf_dtype(x.device),
+    )
+    laid_out = forms.empty_sf(form, x.shape[0], x.shape[1], x.device)
+    return data, laid_out.copy_(sf)
+
+
+def aligned(x: Tensor) -> Tensor:
+    """Return ``x``, copied where a kernel could not read 16 bytes at its address."""
+    return x if x.data_ptr() % _VECTOR_BYTES == 0 else x.contiguous().clone()
+
+
+def _check_out(where: str, out: Any, form: Form, x: Tensor, hidden: int) -> None:
+    if not isinstance(out, tuple) or len(out) != 2:
+        raise TypeError(f"{where}: out: is {checks.kind(out)}, must be (data, sf)")
+    shape = (x.shape[0], form.data_width(hidden))
+    checks.output(f"{where}: out[0]", out[0], like=x, name="x", shape=shape, of=form.data_dtype)
+    forms.check_out_sf(f"{where}: out[1]", out[1], form, x, hidden)
+
+
+def flags(form: Form) -> tuple[str, int, bool, bool, bool, bool]:
+    """Return a form's flags, as operators of torch take them."""
+    return (
+        form.fmt,
+        form.num_per_channels,
+        form.round_sf,
+        form.is_packed,
+        form.is_e4m3_sf,
+        form.is_col_major,
+    )
+
+
+def plain_values(where: str, x: Any, x_block_size: Any) -> Tensor:
+    """Return ``x`` once checked; of a pair, data * sf in float32."""
+    if isinstance(x, tuple):
+        if x_block_size is None:
+            raise ValueError(
+                f"{where}: x_block_size: is None, must be (tokens, channels) for a pair x"
+            )
+        block = forms.block_size(f"{where}: x_block_size", x_block_size)
+        check_pair(f"{where}: x", x, block)
+        return cast_back(x, "f32", block)
+    if x_block_size is not None:
+        raise ValueError(f"{where}: x_block_size: is {x_block_size}, must be None for a tensor x")
+    forms.check_rows(f"{where}: x", x, (bfloat16, float32))
+    values: Tensor = x
+    return values
+
+
+def _cast_op_run(x: Tensor, *arguments: Any) -> Pair:
+    form = forms.form("per_token_cast", *arguments[:-1])
+    return _cast("per_token_cast", x, form, arguments[-1], None)
+
+
+def _cast_op_fake(x: Tensor, *arguments: Any) -> Pair:
+    form = forms.form("per_token_cast", *arguments[:-1])
+    return _empty_pair(form, x, x.shape[1])
+
+
+_cast_op = torch_ops.define(
+    "per_token_cast(Tensor x, str fmt, int num_per_channels, bool round_sf, bool use_packed_ue8m0, "
+    "bool use_e4m3_sf, bool use_tma_aligned_col_major_sf, float clamp_min) -> (Tensor, Tensor)",
+    _cast_op_run,
+    _cast_op_fake,
+)

@@ -1,0 +1,159 @@
+"""Halves of per_token_cast: only the scales, or only the data."""
+
+from __future__ import annotations
+
+from torch import Tensor, empty, float32
+from torch.compiler import is_compiling
+
+from tilewheel import checks, torch_ops
+from tilewheel.dispatch import bind
+from tilewheel.quant import forms
+from tilewheel.quant.forms import NAMES
+from tilewheel.quant.per_token import Pair, aligned, flags, plain_values, reference_cast
+from tilewheel.reference import quant as reference
+
+_FLAGS = "bool round_sf, bool use_packed_ue8m0, bool use_e4m3_sf, bool use_tma_aligned_col_major_sf"
+
+
+def per_token_cast_with_sf_only(
+    x: Tensor | Pair,
+    fmt: str = "e4m3",
+    num_per_channels: int = 128,
+    *,
+    x_block_size: tuple[int, int] | None = None,
+    clamp_min: float | None = None,
+    round_sf: bool = False,
+    use_packed_ue8m0: bool = False,
+    use_e4m3_sf: bool = False,
+    use_tma_aligned_col_major_sf: bool = False,
+) -> Tensor:
+    """Return the scales that ``per_token_cast`` gives for these arguments, without the data.
+
+    Other things are as ``per_token_cast`` says.
+    """
+    where = "per_token_cast_with_sf_only"
+    form = forms.form(
+        where,
+        fmt,
+        num_per_channels,
+        round_sf,
+        use_packed_ue8m0,
+        use_e4m3_sf,
+        use_tma_aligned_col_major_sf,
+    )
+    least = forms.clamp_min(where, form, clamp_min)
+    values = plain_values(where, x, x_block_size)
+    if is_compiling() or torch_ops.is_traced(values):
+        result: Tensor = _sf_only_op(values, *flags(form), least)
+        return result
+    return _sf_only(values, *flags(form), least)
+
+
+def _sf_only(
+    x: Tensor,
+    fmt: str,
+    size: int,
+    round_sf: bool,
+    packed: bool,
+    e4m3: bool,
+    col: bool,
+    least: float,
+) -> Tensor:
+    form = forms.form("per_token_cast_with_sf_only", fmt, size, round_sf, packed, e4m3, col)
+    launch = bind(
+        "per_token_cast_with_sf_only",
+        x.device,
+        x_dtype=NAMES[x.dtype],
+        num_per_channels=size,
+        sf_dtype=NAMES[form.sf_dtype(x.device)],
+        round_sf=round_sf,
+        col_major_sf=col,
+    )
+    if launch is None:
+        return reference_cast(x, form, least)[1]
+    sf = forms.empty_sf(form, x.shape[0], x.shape[1], x.device)
+    if x.shape[0]:
+        launch(aligned(x), sf.t() if col else sf, least, form.max_value)
+    return sf
+
+
+def per_token_cast_with_precomputed_sf(
+    x: Tensor | Pair,
+    fmt: str,
+    num_per_channels: int,
+    sf: Tensor,
+    *,
+    x_block_size: tuple[int, int] | None = None,
+) -> Tensor:
+    """Return cast(x * (1 / sf)) for scales that exist already; 1 / sf is rounded to float32.
+
+    For scales that are powers of two that is the data of ``per_token_cast``. Exact.
+
+    Args:
+        x: as for ``per_token_cast``.
+        fmt: ``e4m3`` or ``e2m1``.
+        num_per_channels: 16, 32, 64 or 128. Ascend has 32.
+        sf: [num_tokens, groups] float32, contiguous, on the device of ``x``.
+        x_block_size: as for ``per_token_cast``.
+    """
+    where = "per_token_cast_with_precomputed_sf"
+    form = forms.form(where, fmt, num_per_channels, False, False, False, False)
+    values = plain_values(where, x, x_block_size)
+    checks.dense(f"{where}: sf", sf, (float32,))
+    forms.check_sf(f"{where}: sf", sf, values, values.shape[1], (1, num_per_channels))
+    checks.contiguous(f"{where}: sf", sf)
+    if is_compiling() or torch_ops.is_traced(values):
+        result: Tensor = _precomputed_op(values, fmt, num_per_channels, sf)
+        return result
+    return _precomputed(values, form.fmt, form.num_per_channels, sf)
+
+
+def _precomputed(x: Tensor, fmt: str, size: int, sf: Tensor) -> Tensor:
+    form = forms.form("per_token_cast_with_precomputed_sf", fmt, size, False, False, False, False)
+    launch = bind(
+        "per_token_cast_with_precomputed_sf",
+        x.device,
+        x_dtype=NAMES[x.dtype],
+        data_dtype=NAMES[form.data_dtype],
+        num_per_channels=size,
+    )
+    if launch is None:
+        return reference.per_token_cast_with_precomputed_sf(x.detach(), fmt, size, sf)
+    shape = (x.shape[0], form.data_width(x.shape[1]))
+    data = empty(shape, dtype=form.data_dtype, device=x.device)
+    if x.shape[0]:
+        launch(aligned(x), sf, data)
+    return data
+
+
+def _sf_only_fake(
+    x: Tensor,
+    fmt: str,
+    size: int,
+    round_sf: bool,
+    packed: bool,
+    e4m3: bool,
+    col: bool,
+    least: float,
+) -> Tensor:
+    form = forms.form("per_token_cast_with_sf_only", fmt, size, round_sf, packed, e4m3, col)
+    return forms.empty_sf(form, x.shape[0], x.shape[1], x.device)
+
+
+def _precomputed_fake(x: Tensor, fmt: str, size: int, sf: Tensor) -> Tensor:
+    form = forms.form("per_token_cast_with_precomputed_sf", fmt, size, False, False, False, False)
+    return x.new_empty((x.shape[0], form.data_width(x.shape[1])), dtype=form.data_dtype)
+
+
+_sf_only_op = torch_ops.define(
+    f"per_token_cast_with_sf_only(Tensor x, str fmt, int num_per_channels, {_FLAGS}, "
+    "float clamp_min) -> Tensor",
+    _sf_only,
+    _sf_only_fake,
+)
+_precomputed_op = torch_ops.define(
+    "per_token_cast_with_precomputed_sf(Tensor x, str fmt, int num_per_channels, Tensor sf) "
+    "-> Tensor",
+    _precomputed,
+    _precomputed_fake,
+)

@@ -1,0 +1,96 @@
+"""per_token_cast with stochastic rounding."""
+
+from __future__ import annotations
+
+from torch import Tensor, empty
+from torch.compiler import is_compiling
+
+from tilewheel import checks, torch_ops
+from tilewheel.dispatch import bind
+from tilewheel.quant import forms
+from tilewheel.quant.forms import NAMES
+from tilewheel.quant.per_token import Pair, aligned, plain_values
+from tilewheel.reference import quant as reference
+
+
+def stochastic_cast(
+    x: Tensor | Pair,
+    fmt: str = "e4m3",
+    num_per_channels: int = 128,
+    *,
+    seed: int,
+    offset: int = 0,
+    x_block_size: tuple[int, int] | None = None,
+    clamp_min: float | None = None,
+    round_sf: bool = False,
+) -> Pair:
+    """Quantise as ``per_token_cast`` does, but round the data stochastically and unbiased.
+
+    A scaled value between two of the format becomes the upper one with the probability of its
+    distance from the lower one, in steps of 2^-20 (e4m3) or 2^-22 (e2m1) of theirs; values of the
+    format stay as they are. The bits are Philox4x32-10: the same seed and offset give the same
+    data, bit for bit that of ``tilewheel.reference``, and a replayed graph repeats them. CUDA and
+    CPU. Not differentiable.
+
+    Args:
+        x: as for ``per_token_cast``.
+        fmt: ``e4m3`` or ``e2m1``.
+        num_per_channels: 16, 32, 64 or 128.
+        seed: key of the random bits, a 64-bit int.
+        offset: which of the seed's sequences, 0 to 2^63 - 1; take another one for each call.
+        x_block_size: as for ``per_token_cast``.
+        clamp_min: as for ``per_token_cast``.
+        round_sf: make scales powers of two.
+
+    Returns:
+        (data, sf) as from ``per_token_cast``, sf float32 and row-major.
+    """
+    where = "stochastic_cast"
+    form = forms.form(where, fmt, num_per_channels, round_sf, False, False, False)
+    least = forms.clamp_min(where, form, clamp_min)
+    seed = checks.integer(f"{where}: seed", seed, -(2**63), 2**63 - 1)
+    offset = checks.integer(f"{where}: offset", offset, 0, 2**63 - 1)
+    values = plain_values(where, x, x_block_size)
+    if is_compiling() or torch_ops.is_traced(values):
+        pair = _stochastic_op(values, fmt, num_per_channels, round_sf, least, seed, offset)
+        return pair[0], pair[1]
+    return _stochastic_cast(values, fmt, form.num_per_channels, round_sf, least, seed, offset)
+
+
+def _stochastic_cast(
+    x: Tensor, fmt: str, size: int, round_sf: bool, least: float, seed: int, offset: int
+) -> Pair:
+    form = forms.form("stochastic_cast", fmt, size, round_sf, False, False, False)
+    launch = bind(
+        "stochastic_cast",
+        x.device,
+        x_dtype=NAMES[x.dtype],
+        data_dtype=NAMES[form.data_dtype],
+        num_per_channels=size,
+        round_sf=round_sf,
+    )
+    if launch is None:
+        return reference.stochastic_cast(
+            x.detach(), fmt, size, seed=seed, offset=offset, clamp_min=least, round_sf=round_sf
+        )
+    data = empty((x.shape[0], form.data_width(x.shape[1])), dtype=form.data_dtype, device=x.device)
+    sf = forms.empty_sf(form, x.shape[0], x.shape[1], x.device)
+    if x.shape[0]:
+        launch(aligned(x), data, sf, least, seed, offset)
+    return data, sf
+
+
+def _stochastic_fake(
+    x: Tensor, fmt: str, size: int, round_sf: bool, least: float, seed: int, offset: int
+) -> Pair:
+    form = forms.form("stochastic_cast", fmt, size, round_sf, False, False, False)
+    data = x.new_empty((x.shape[0], form.data_width(x.shape[1])), dtype=form.data_dtype)
+    return data, forms.empty_sf(form, x.shape[0], x.shape[1], x.device)
+
+
+_stochastic_op = torch_ops.define(
+    "stochastic_cast(Tensor x, str fmt, int num_per_channels, bool round_sf, float clamp_min, "
+    "int seed, int offset) -> (Tensor, Tensor)",
+    _stochastic_cast,
+    _stochastic_fake,
+)
