@@ -28,18 +28,20 @@ if TYPE_CHECKING:
 PASS_CONFIGS: dict[str, object] = {"tl.disable_safe_memory_legalize": True}
 
 
-def per_token_cast_with_sf_only(
-    *, x_dtype: str, num_per_channels: int, sf_dtype: str, round_sf: bool, col_major_sf: bool
-) -> "PrimFunc":
-    """Return the kernel (x, sf, clamp_min, max_value)."""
-    check(num_per_channels=num_per_channels, sf_dtype=sf_dtype, round_sf=round_sf)
-    rows = Rows(num_per_channels, is_packed=sf_dtype == "int32")
+def per_token_cast_with_sf_only(*, x_dtype: str, sf_dtype: str, round_sf: bool) -> "PrimFunc":
+    """Return the kernel (x, sf, clamp_min, max_value, num_per_channels)."""
+    check(sf_dtype=sf_dtype, round_sf=round_sf)
+    rows = Rows(is_packed=sf_dtype == "int32")
     x_type = rows.x_tensor("x", x_dtype)
-    sf_type = rows.sf_tensor(sf_dtype, col_major=col_major_sf)
+    sf_type = rows.sf_tensor(sf_dtype)
 
     @T.prim_func
     def per_token_cast_with_sf_only(
-        x: x_type, sf: sf_type, clamp_min: T.float32, max_value: T.float32
+        x: x_type,
+        sf: sf_type,
+        clamp_min: T.float32,
+        max_value: T.float32,
+        num_per_channels: rows.num_per_channels,
     ):
         with T.Kernel(rows.num_blocks, threads=THREADS) as block:
             row, channel = rows.place(block, T.get_thread_binding())
@@ -54,10 +56,10 @@ def per_token_cast_with_sf_only(
 
             # compute
             decode(x_local, values_local, x_dtype)
-            find_amax(amax_local, values_local, clamp_min, rows.group_lanes)
+            find_amax(amax_local, values_local, clamp_min, rows)
             T.pdl_trigger()
 
             # store
-            store_sf(sf, amax_local, row, channel, inside, rows, max_value, round_sf, col_major_sf)
+            store_sf(sf, amax_local, row, channel, inside, rows, max_value, round_sf)
 
     return per_token_cast_with_sf_only
