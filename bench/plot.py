@@ -10,12 +10,12 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-import matplotlib
+import matplotlib as mpl
+import matplotlib.pyplot as plt
 
-matplotlib.use("svg")
+from report import ROOT, Record, read_records
 
-import matplotlib.pyplot as plt  # noqa: E402
-from report import ROOT, Record, read_records  # noqa: E402
+mpl.use("svg")
 
 PLOTS = ROOT / "docs" / "plots"
 COLUMNS = 3

@@ -47,15 +47,16 @@ def per_token_cast_with_precomputed_sf(*, x_dtype: str, data_dtype: str) -> "Pri
             T.pdl_sync()
 
             # load
-            load_row(x, x_local, row, channel, inside)
-            decode(x_local, values_local, x_dtype)
+            factor_local[0] = T.float32(1.0)
             if inside:
                 factor_local[0] = sf[row, T.cast(rows.group_of(channel), "int64")]
+            load_row(x, x_local, row, channel, inside)
 
-                # compute
-                factor_local[0] = divide(T.float32(1.0), factor_local[0])
-                for i in T.unroll(RUN):
-                    values_local[i] = multiply(values_local[i], factor_local[0])
+            # compute
+            factor_local[0] = divide(T.float32(1.0), factor_local[0])
+            decode(x_local, values_local, x_dtype)
+            for i in T.unroll(RUN):
+                values_local[i] = multiply(values_local[i], factor_local[0])
             T.pdl_trigger()
 
             # store

@@ -62,7 +62,10 @@ def check(*, sf_dtype: str, round_sf: bool) -> None:
 class Rows:
     """Sizes of a variant and the places of its threads."""
 
-    def __init__(self, *, is_packed: bool = False, segment: int = MAX_GROUP) -> None:
+    def __init__(
+        self, *, is_packed: bool = False, segment: int = MAX_GROUP, threads: int = THREADS
+    ) -> None:
+        self.block = threads * RUN
         self.num_per_channels = T.dynamic("num_per_channels")
         self.is_packed = is_packed
         self.segment = T.max(segment, 4 * self.num_per_channels) if is_packed else segment
@@ -85,14 +88,14 @@ class Rows:
     @property
     def num_blocks(self):
         num_segments = self.num_tokens * T.ceildiv(self.hidden, self.segment)
-        return T.ceildiv(num_segments, T.truncdiv(THREADS * RUN, self.segment))
+        return T.ceildiv(num_segments, T.truncdiv(self.block, self.segment))
 
     def place(self, block, thread):
         """Return the thread's row (int64) and first channel (int32); both may lie outside."""
         # A power of two: shifts, where a division by a run-time value takes 20 instructions.
         shift = self.segment_shift
         per_row = T.cast((self.hidden + self.segment - 1) >> shift, "uint32")
-        per_block = (THREADS * RUN) >> shift
+        per_block = self.block >> shift
         lane_shift = shift - log2(RUN)
         segment = T.cast(block * per_block + (thread >> lane_shift), "uint32")
         row = T.truncdiv(segment, per_row)
