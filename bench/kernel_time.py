@@ -25,6 +25,18 @@ def time_case(case: Case, num_tokens: int, call: Callable[[Any], object]) -> lis
     return measure.graph_time_us([partial(call, tensors) for tensors in sets])
 
 
+def _beside(case: Case, num_tokens: int, record: dict[str, Any], ours_us: float) -> str:
+    """Measure the peer, note it in the record, and return what to print of it."""
+    assert case.peer is not None
+    try:
+        peer = time_case(case, num_tokens, case.peer)
+    except Exception as error:
+        return f"  peer failed: {type(error).__name__}: {str(error).splitlines()[0][:90]}"
+    record["peer"] = measure.summary(peer)
+    median = statistics.median(peer)
+    return f"  peer {median:8.2f} us  {median / ours_us:5.2f}x"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("output")
@@ -53,10 +65,7 @@ def main() -> None:
                 record |= {"ours": measure.summary(ours), "gb_s": round(gb_s, 1)}
                 line = f"{case.name:24} T={num_tokens:6} ours {median:8.2f} us {gb_s:7.0f} GB/s"
                 if case.peer is not None and with_peer:
-                    peer = time_case(case, num_tokens, case.peer)
-                    record["peer"] = measure.summary(peer)
-                    ratio = statistics.median(peer) / median
-                    line += f"  peer {statistics.median(peer):8.2f} us  {ratio:5.2f}x"
+                    line += _beside(case, num_tokens, record, median)
                 print(line, flush=True)
                 file.write(json.dumps(record) + "\n")
 
