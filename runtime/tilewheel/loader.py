@@ -33,7 +33,8 @@ class Kernel:
 
     ``function`` is what a call runs, for callers that count nanoseconds. Arguments that come from
     the device (such as ``num_sms``) are in it already. The artifact checks every argument and
-    raises ``TypeError`` or ``ValueError``; it launches on the caller's current stream.
+    raises ``TypeError`` or ``ValueError``; it launches on the caller's current stream. It reads
+    memory as it lies, so that a lazily negated view must be resolved first (``resolve_neg``).
     """
 
     artifact: Artifact
