@@ -72,5 +72,7 @@ generate: $(STAMP) ## rewrite specs/schema.json, docs/spec.md and the golden key
 gpu-bundle: $(STAMP) ## pack out/gpu-bundle: all that a GPU machine without network needs
 	$(PY) -m tilewheel_build.gpu_bundle --out '$(OUT)'
 
-clean: ## remove everything that was built, keep .venv
-	rm -rf out dist
+clean: ## remove everything that was built (OUT and dist), keep .venv
+	@case '$(CURDIR)/' in "$$(realpath -m -- '$(OUT)' | sed 's,/$$,,')"/*) \
+		echo "OUT: is '$(OUT)', must not hold the checkout"; exit 2;; esac
+	rm -rf -- '$(OUT)' dist

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from tilewheel_build.backends import BACKENDS
 from tilewheel_build.checkout import ROOT
-from tilewheel_build.driver import BuildResult, Failure, Layout, build, plan_units
+from tilewheel_build.driver import DISK_FULL, BuildResult, Failure, Layout, build, plan_units
 from tilewheel_build.errors import (
     ArtifactError,
     CompilationError,
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
                 return _pack(chosen, layout, options, errors)
             return _build(chosen, layout, options, errors)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in DISK_FULL:
             raise
         errors.print(f"{layout.out}: cannot be written: {error.strerror}")
         return EXIT_OPTION
@@ -180,7 +180,7 @@ def _backends(target: str) -> list[str]:
     names = list(BACKENDS) if target == "all" else list(dict.fromkeys(target.split(",")))
     for name in names:
         if name not in BACKENDS:
-            raise SelectionError(f"--target: is {name!r}, must be one of {', '.join(BACKENDS)}")
+            raise OptionError(f"--target: is {name!r}, must be one of {', '.join(BACKENDS)}")
     return names
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -20,6 +21,7 @@ from tilewheel_build.errors import (
     ArtifactError,
     CompilationError,
     LoweringError,
+    OptionError,
     ToolchainError,
 )
 from tilewheel_build.fingerprint import driver_hash, fingerprint, fingerprint_inputs
@@ -75,6 +77,9 @@ class BuildResult:
     built: tuple[Built, ...]
     failures: tuple[Failure, ...]
 
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a directory that cannot hold what is built; another one can be chosen."""
 
 Observer = Callable[[Key, str], None]
 """Called in the driver's process with a key and ``cached``, ``built`` or ``failed``."""
@@ -170,9 +175,13 @@ def failure(key: Key, work: Path, error: BaseException) -> Failure:
     """Return the report of a unit that raised ``error``, or whose worker died."""
     known = (LoweringError, CompilationError, ToolchainError, ArtifactError)
     message = str(error) if isinstance(error, known) else f"{type(error).__name__}: {error}"
+    exit_code = getattr(error, "exit_code", 1)
     if isinstance(error, BrokenProcessPool):
         message = "the worker process died (killed, or out of memory)"
-    return Failure(key=key, message=message, work=work, exit_code=getattr(error, "exit_code", 1))
+    if isinstance(error, OSError) and error.errno in DISK_FULL:
+        message = f"{error.filename or work}: cannot be written: {error.strerror}"
+        exit_code = OptionError.exit_code
+    return Failure(key=key, message=message, work=work, exit_code=exit_code)
 
 
 def _publish(built: Sequence[Built], *, layout: Layout, backend: str) -> None:

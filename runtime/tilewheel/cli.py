@@ -275,6 +275,6 @@ def _cell(value: object) -> str:
         return "-"
     if isinstance(value, (list, tuple)):
         return " ".join(_cell(item) for item in value)
-    if isinstance(value, (bool, int, str)):
-        return format_value(value)
-    return str(value)
+    if isinstance(value, str):
+        return "; ".join(value.splitlines())  # a message of several lines stays one cell
+    return format_value(value) if isinstance(value, (bool, int)) else str(value)

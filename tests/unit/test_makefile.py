@@ -44,6 +44,44 @@ def test_target_and_directory_reach_the_driver(target):
     assert " --out '/tmp/an out'" in first
 
 
+def test_clean_removes_the_output_directory_that_is_named(tmp_path):
+    out = tmp_path / "an out"
+    (out / "artifacts").mkdir(parents=True)
+    # dist is the checkout's: the command runs where it has none.
+    (tmp_path / "Makefile").write_text((ROOT / "Makefile").read_text())
+    (tmp_path / "out").mkdir()
+    make = ["make", "clean", f"OUT={out}"]
+    subprocess.run(make, cwd=tmp_path, env={"PATH": os.environ["PATH"]}, check=True)
+    assert not out.exists()
+    assert (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("out", [".", "..", "/", "out/.."])
+def test_clean_never_removes_the_checkout(tmp_path, out):
+    (tmp_path / "Makefile").write_text((ROOT / "Makefile").read_text())
+    (tmp_path / "out").mkdir()
+    done = subprocess.run(
+        ["make", "clean", f"OUT={out}", "SHELL=/bin/bash"],
+        cwd=tmp_path,
+        env={"PATH": f"{refuse_rm(tmp_path)}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert f"OUT: is '{out}', must not hold the checkout" in done.stdout
+    assert not (tmp_path / "removed").exists()
+
+
+def refuse_rm(folder: Path) -> Path:
+    """Return a directory whose ``rm`` only says that it was called: a fault must not cost files."""
+    stub = folder / "bin" / "rm"
+    stub.parent.mkdir()
+    stub.write_text(f"#!/bin/sh\ntouch '{folder}/removed'\n")
+    stub.chmod(0o755)
+    return stub.parent
+
+
 def test_words_with_spaces_stay_one_argument():
     (line,) = commands("list", "ARCHS=sm_90a, sm_100a", "ONLY=a *")
     assert line.endswith(" --archs 'sm_90a, sm_100a' --only 'a *'")
