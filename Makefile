@@ -13,6 +13,8 @@ ONLY ?=
 ARCHS ?=
 JOBS ?= $(shell nproc)
 OUT ?= out
+SHARD ?=
+SHARDS ?= $(OUT)/shards
 
 BUILD_ARGUMENTS = --target '$(TARGET)' --profile '$(PROFILE)' --out '$(OUT)' \
 	$(if $(ARCHS),--archs '$(ARCHS)') $(if $(ONLY),--only '$(ONLY)')
@@ -21,12 +23,12 @@ BUILD_ARGUMENTS = --target '$(TARGET)' --profile '$(PROFILE)' --out '$(OUT)' \
 SELFTEST = $(if $(filter-out out,$(OUT)),TILEWHEEL_ARTIFACTS='$(OUT)/artifacts') \
 	$(PY) -m tilewheel selftest
 
-.PHONY: help setup build list lower selftest verify test lint format generate gpu-bundle clean
+.PHONY: help setup build merge list lower selftest verify test lint format generate gpu-bundle clean
 
 help: ## print this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 	@echo
-	@echo "TARGET=cuda|all PROFILE=smoke|dev|release|<model> ONLY='<glob over keys>' ARCHS=sm_90a JOBS=$(JOBS)"
+	@echo "TARGET=cuda|all PROFILE=smoke|dev|release|<model> ONLY='<glob over keys>' ARCHS=sm_90a JOBS=$(JOBS) SHARD=1/4"
 
 $(STAMP): requirements-dev.txt pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "Python: is %d.%d, must be 3.10 or newer" % sys.version_info[:2])'
@@ -38,7 +40,11 @@ $(STAMP): requirements-dev.txt pyproject.toml
 setup: $(STAMP) ## create .venv with every pinned tool
 
 build: $(STAMP) ## build artifacts below out/artifacts and self-test what this machine can run
-	$(PY) -m tilewheel_build build $(BUILD_ARGUMENTS) --jobs '$(JOBS)'
+	$(PY) -m tilewheel_build build $(BUILD_ARGUMENTS) --jobs '$(JOBS)' $(if $(SHARD),--shard '$(SHARD)')
+	$(if $(SHARD),,$(SELFTEST))
+
+merge: $(STAMP) ## publish the shards below SHARDS as one build and self-test them
+	$(PY) -m tilewheel_build merge --out '$(OUT)' '$(SHARDS)'
 	$(SELFTEST)
 
 list: $(STAMP) ## print the keys that build would make

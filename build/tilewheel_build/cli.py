@@ -1,4 +1,4 @@
-"""``python -m tilewheel_build list | lower | build | finish | verify``."""
+"""``python -m tilewheel_build list | lower | build | merge | finish | verify``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import platform
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -27,6 +28,7 @@ from tilewheel_build.errors import (
 from tilewheel_build.process import TIMEOUT_S
 from tilewheel_build.progress import artifact_table, watch
 from tilewheel_build.publish import lock
+from tilewheel_build.shard import Shard, build_shard, deal, merge
 from tilewheel_build.source_only import finish, pack, sources_directory
 from tilewheel_build.spec import OperatorSpec, SpecError, check_kernel_files, load_specs
 from tilewheel_build.unit import lower_variant
@@ -53,6 +55,9 @@ def main(arguments: Sequence[str]) -> int:
         if options.command == "finish":
             with _exclusive(layout.out, errors):
                 return _finish(layout, options, errors)
+        if options.command == "merge":
+            with _exclusive(layout.out, errors):
+                return _merge(layout, options.directories)
         specs = load_specs(layout.root)
         check_kernel_files(specs, root=layout.root)
         chosen = _variants(specs, options)
@@ -60,11 +65,13 @@ def main(arguments: Sequence[str]) -> int:
             errors.print("nothing selected: no variant fits target, archs, profile and globs")
             return EXIT_NOTHING
         if options.command == "list":
-            return _list(chosen)
+            return _list(chosen, options.shard)
         with _exclusive(layout.out, errors):
             if options.command == "lower":
                 return _lower(chosen, layout)
             if options.source_only:
+                if options.shard is not None:
+                    raise OptionError("--shard: is given, must not be with --source-only")
                 return _pack(chosen, layout, options, errors)
             return _build(chosen, layout, options, errors)
     except OSError as error:
@@ -92,6 +99,7 @@ def _parser() -> argparse.ArgumentParser:
         ("list", "print the keys; needs no compiler"),
         ("lower", "write the device source of each variant below out/lowered"),
         ("build", "build artifacts and their manifest below out/artifacts"),
+        ("merge", "publish what `build --shard` wrote, once all shards are there"),
         ("finish", "compile what `build --source-only` wrote, e.g. where CANN is installed"),
         ("verify", "check built artifacts: hashes, symbols, architectures"),
     ):
@@ -111,6 +119,9 @@ def _parser() -> argparse.ArgumentParser:
         if name == "finish":
             command.add_argument("directory", type=Path, help="e.g. out/sources/ascend")
             continue
+        if name == "merge":
+            command.add_argument("directories", nargs="+", type=Path, help="e.g. out/shards")
+            continue
         command.add_argument(
             "--target",
             default=DEFAULT_TARGET,
@@ -121,6 +132,13 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--profile", help="dev, smoke, release or a model's profile")
         command.add_argument("--only", action="append", default=[], help="glob over keys")
         command.add_argument("--archs", default="", help="architectures; commas separate")
+        if name in ("list", "build"):
+            command.add_argument(
+                "--shard",
+                type=_shard,
+                metavar="I/N",
+                help="only the I-th of N shares, into out/shards, to `merge` later",
+            )
         if name == "build":
             command.add_argument(
                 "--source-only",
@@ -134,6 +152,13 @@ def _jobs(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"is {text!r}, must be an integer of at least 1")
     return int(text)
+
+
+def _shard(text: str) -> Shard:
+    try:
+        return Shard.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _seconds(text: str) -> float:
@@ -202,9 +227,9 @@ def _variants(
     }
 
 
-def _list(chosen: dict[str, tuple[Variant, ...]]) -> int:
+def _list(chosen: dict[str, tuple[Variant, ...]], shard: Shard | None) -> int:
     for variants in chosen.values():
-        for variant in variants:
+        for variant in variants if shard is None else deal(variants, shard):
             print(variant.key)
     return EXIT_OK
 
@@ -232,10 +257,13 @@ def _build(
         # Every tool is looked for before the first unit starts: a missing one fails early.
         plan_units(variants[:1], layout=layout, backend=backend, machine=options.machine)
     results: list[BuildResult] = []
+    shard: Shard | None = options.shard
+    run = build if shard is None else partial(build_shard, shard=shard)
     for backend, variants in chosen.items():
-        with watch(console, backend, len(variants)) as observe:
+        total = len(variants if shard is None else deal(variants, shard))
+        with watch(console, backend, total) as observe:
             results.append(
-                build(
+                run(
                     variants,
                     layout=layout,
                     backend=backend,
@@ -291,6 +319,12 @@ def _finish(layout: Layout, options: argparse.Namespace, errors: Console) -> int
         )
     console.print(f"{count} artifacts, {len(failures)} failed")
     return _report(failures, errors)
+
+
+def _merge(layout: Layout, directories: Sequence[Path]) -> int:
+    for backend, count in merge(directories, layout):
+        print(f"{count} artifacts in {layout.artifacts / backend}")
+    return EXIT_OK
 
 
 def _report(failures: Sequence[Failure], errors: Console) -> int:

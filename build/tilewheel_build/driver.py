@@ -106,6 +106,17 @@ def build(
     units = plan_units(
         variants, layout=layout, backend=backend, machine=machine, timeout_s=timeout_s
     )
+    result = build_units(units, jobs, observe)
+    if result.built:
+        manifest, files = collect(result.built, layout=layout, backend=backend, machine=machine)
+        publish(layout.artifacts / backend, manifest, files)
+    return result
+
+
+def build_units(
+    units: Iterable[Unit], jobs: int, observe: Observer = lambda key, event: None
+) -> BuildResult:
+    """Bring units into the cache: those that it lacks are built, ``jobs`` at a time."""
     built: list[Built] = []
     missing: list[Unit] = []
     for unit in units:
@@ -124,8 +135,6 @@ def build(
         observe(unit.variant.key, "built" if isinstance(outcome, UnitFacts) else "failed")
     built.sort(key=lambda item: item.unit.variant.key.sort_key())
     failures.sort(key=lambda item: item.key.sort_key())
-    if built:
-        _publish(built, layout=layout, backend=backend)
     return BuildResult(built=tuple(built), failures=tuple(failures))
 
 
@@ -184,7 +193,10 @@ def failure(key: Key, work: Path, error: BaseException) -> Failure:
     return Failure(key=key, message=message, work=work, exit_code=exit_code)
 
 
-def _publish(built: Sequence[Built], *, layout: Layout, backend: str) -> None:
+def collect(
+    built: Sequence[Built], *, layout: Layout, backend: str, machine: str
+) -> tuple[Manifest, dict[str, Path]]:
+    """Return the manifest of what was built, and where the files to publish with it are."""
     files: dict[str, Path] = {}
     artifacts = []
     toolchain = BACKENDS[backend].toolchain()
@@ -193,7 +205,7 @@ def _publish(built: Sequence[Built], *, layout: Layout, backend: str) -> None:
             item.unit.variant,
             item.facts,
             layout=layout,
-            machine=item.unit.machine,
+            machine=machine,
             identity=item.unit.fingerprint,
             toolchain=toolchain,
         )
@@ -202,9 +214,8 @@ def _publish(built: Sequence[Built], *, layout: Layout, backend: str) -> None:
         source = source_name(item.unit.variant)
         suffix = Path(source).suffix
         files[artifact.path.removesuffix(".so") + suffix] = item.unit.cache / source
-    libraries, library_files = build_libraries(layout, backend, built[0].unit.machine)
-    manifest = new_manifest(layout, backend, artifacts, libraries)
-    publish(layout.artifacts / backend, manifest, files | library_files)
+    libraries, library_files = build_libraries(layout, backend, machine)
+    return new_manifest(layout, backend, artifacts, libraries), files | library_files
 
 
 def build_libraries(

@@ -37,6 +37,17 @@ def test_build_tests_what_it_built():
     assert commands("selftest") == [".venv/bin/python -m tilewheel selftest"]
 
 
+def test_shard_is_built_without_a_test_of_what_is_not_published():
+    (built,) = commands("build", "SHARD=2/3")
+    assert built.endswith(" --shard '2/3'")
+    merged, tested = commands("merge", "OUT=/tmp/an out")
+    assert merged == (
+        ".venv/bin/python -m tilewheel_build merge --out '/tmp/an out' '/tmp/an out/shards'"
+    )
+    assert tested.endswith(" -m tilewheel selftest")
+    assert commands("merge", "SHARDS=/tmp/parts")[0].endswith(" --out 'out' '/tmp/parts'")
+
+
 @pytest.mark.parametrize("target", ["build", "list", "lower", "verify"])
 def test_target_and_directory_reach_the_driver(target):
     first = commands(target, "TARGET=cuda,ascend", "OUT=/tmp/an out")[0]
