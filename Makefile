@@ -23,7 +23,7 @@ BUILD_ARGUMENTS = --target '$(TARGET)' --profile '$(PROFILE)' --out '$(OUT)' \
 SELFTEST = $(if $(filter-out out,$(OUT)),TILEWHEEL_ARTIFACTS='$(OUT)/artifacts') \
 	$(PY) -m tilewheel selftest
 
-.PHONY: help setup build merge list lower selftest verify test lint format generate gpu-bundle clean
+.PHONY: help setup build merge list lower selftest verify test lint format generate gpu-bundle sbom clean
 
 help: ## print this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -77,6 +77,9 @@ generate: $(STAMP) ## rewrite specs/schema.json, docs/spec.md and the golden key
 
 gpu-bundle: $(STAMP) ## pack out/gpu-bundle: all that a GPU machine without network needs
 	$(PY) -m tilewheel_build.gpu_bundle --out '$(OUT)'
+
+sbom: $(STAMP) ## write a bill of materials (CycloneDX) beside each wheel in dist
+	$(PY) wheels/sbom.py dist
 
 clean: ## remove everything that was built (OUT and dist), keep .venv
 	@case '$(CURDIR)/' in "$$(realpath -m -- '$(OUT)' | sed 's,/$$,,')"/*) \
