@@ -13,11 +13,17 @@ ONLY ?=
 ARCHS ?=
 JOBS ?= $(shell nproc)
 OUT ?= out
+CPU ?=
 SHARD ?=
 SHARDS ?= $(OUT)/shards
 
 BUILD_ARGUMENTS = --target '$(TARGET)' --profile '$(PROFILE)' --out '$(OUT)' \
 	$(if $(ARCHS),--archs '$(ARCHS)') $(if $(ONLY),--only '$(ONLY)')
+
+BUILD_OPTIONS = --jobs '$(JOBS)' $(if $(CPU),--machine '$(CPU)') $(if $(SHARD),--shard '$(SHARD)')
+
+# Artifacts for another processor cannot be tested here.
+OTHER_CPU = $(filter-out $(shell uname -m),$(CPU))
 
 # The checkout's own artifacts are found without help.
 SELFTEST = $(if $(filter-out out,$(OUT)),TILEWHEEL_ARTIFACTS='$(OUT)/artifacts') \
@@ -28,7 +34,7 @@ SELFTEST = $(if $(filter-out out,$(OUT)),TILEWHEEL_ARTIFACTS='$(OUT)/artifacts')
 help: ## print this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 	@echo
-	@echo "TARGET=cuda|all PROFILE=smoke|dev|release|<model> ONLY='<glob over keys>' ARCHS=sm_90a JOBS=$(JOBS) SHARD=1/4"
+	@echo "TARGET=cuda|all PROFILE=smoke|dev|release|<model> ONLY='<glob over keys>' ARCHS=sm_90a JOBS=$(JOBS) SHARD=1/4 CPU=aarch64"
 
 $(STAMP): requirements-dev.txt pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "Python: is %d.%d, must be 3.10 or newer" % sys.version_info[:2])'
@@ -40,12 +46,12 @@ $(STAMP): requirements-dev.txt pyproject.toml
 setup: $(STAMP) ## create .venv with every pinned tool
 
 build: $(STAMP) ## build artifacts below out/artifacts and self-test what this machine can run
-	$(PY) -m tilewheel_build build $(BUILD_ARGUMENTS) --jobs '$(JOBS)' $(if $(SHARD),--shard '$(SHARD)')
-	$(if $(SHARD),,$(SELFTEST))
+	$(PY) -m tilewheel_build build $(BUILD_ARGUMENTS) $(BUILD_OPTIONS)
+	$(if $(SHARD)$(OTHER_CPU),,$(SELFTEST))
 
 merge: $(STAMP) ## publish the shards below SHARDS as one build and self-test them
 	$(PY) -m tilewheel_build merge --out '$(OUT)' '$(SHARDS)'
-	$(SELFTEST)
+	$(if $(OTHER_CPU),,$(SELFTEST))
 
 list: $(STAMP) ## print the keys that build would make
 	$(PY) -m tilewheel_build list $(BUILD_ARGUMENTS)
@@ -63,10 +69,11 @@ test: $(STAMP) ## lint, types and all tests that this machine can run
 	$(MAKE) lint
 	$(PY) -m pytest
 
-lint: $(STAMP) ## ruff and mypy
+lint: $(STAMP) ## ruff, mypy and actionlint
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+	$(VENV)/bin/actionlint -shellcheck '$(VENV)/bin/shellcheck'
 
 format: $(STAMP) ## rewrite sources in the project's format
 	$(PY) -m ruff check --fix .

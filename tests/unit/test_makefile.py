@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 from pathlib import Path
@@ -46,6 +47,14 @@ def test_shard_is_built_without_a_test_of_what_is_not_published():
     )
     assert tested.endswith(" -m tilewheel selftest")
     assert commands("merge", "SHARDS=/tmp/parts")[0].endswith(" --out 'out' '/tmp/parts'")
+
+
+def test_artifacts_for_another_processor_are_built_and_not_tested():
+    other = "aarch64" if platform.machine() == "x86_64" else "x86_64"
+    (built,) = commands("build", f"CPU={other}")
+    assert built.endswith(f" --machine '{other}'")
+    assert len(commands("build", f"CPU={platform.machine()}")) == 2
+    assert len(commands("merge", f"CPU={other}")) == 1
 
 
 @pytest.mark.parametrize("target", ["build", "list", "lower", "verify"])
