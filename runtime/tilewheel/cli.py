@@ -160,8 +160,11 @@ def _why(arguments: argparse.Namespace) -> Outcome:
     tree = {
         "operator": selection.request.operator,
         "parameters": dict(selection.request.parameters),
-        "device": asdict(selection.device),
+        "device": asdict(selection.device) | {"properties": dict(selection.device.properties)},
         "choice": None if choice is None else str(choice.artifact.key),
+        "source": None if choice is None else choice.source,
+        "file": None if choice is None else str(choice.path),
+        "alternatives": [str(entry.artifact.key) for entry in selection.alternatives],
         "rejections": [
             {"key": str(item.entry.artifact.key), "reasons": list(item.reasons)}
             for item in selection.rejections

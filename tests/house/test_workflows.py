@@ -76,6 +76,15 @@ def test_every_action_is_pinned_to_a_commit_and_says_its_version(path):
         assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line), line
 
 
+def test_the_page_lists_the_pins_of_the_workflows():
+    page = (ROOT / "docs" / "release.md").read_text()
+    listed = re.findall(
+        r"^\| (actions/[\w-]+) \| ([\d.]+) \| ([0-9a-f]{40}) \|$", page, re.MULTILINE
+    )
+    uses = {line for path in WORKFLOWS for line in re.findall(r"uses: (.*)", path.read_text())}
+    assert {f"{name}@{commit} # v{version}" for name, version, commit in listed} == uses
+
+
 def test_an_action_has_one_version_in_all_workflows():
     uses = {line for path in WORKFLOWS for line in re.findall(r"uses: (.*)", path.read_text())}
     assert len(uses) == len({line.partition("@")[0] for line in uses})

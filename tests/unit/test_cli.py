@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib import metadata
@@ -119,6 +120,17 @@ def test_why_explains_a_choice(run, listed):
     )
     assert code == 0
     assert out.splitlines()[0] == f"topk_gate num_experts=256 num_topk=8 on cuda-sm_90a: {CUDA}"
+
+
+def test_why_as_json(run, listed):
+    request = ("topk_gate", "num_experts=256", "num_topk=8", "--target", "cuda-sm_90a")
+    tree = json.loads(run("why", *request, "--json")[1])
+    assert (tree["choice"], tree["source"]) == (CUDA, "TILEWHEEL_ARTIFACTS")
+    assert tree["file"] == f"{listed}/sm_90a/{CUDA}.so"
+    assert tree["alternatives"] == []
+    assert tree["parameters"] == {"num_experts": 256, "num_topk": 8}
+    assert tree["device"]["properties"] == {}
+    assert [item["key"] for item in tree["rejections"]] == [KEY]
 
 
 def test_why_explains_that_nothing_fits(run, listed):
@@ -373,6 +385,24 @@ def test_env_lists_npus(run, overlay, monkeypatch):
     assert tree["devices"]["ascend:0 (Ascend950DT_95A1, dav_3510)"] == {
         "target": "ascend-dav_3510",
         "num_vec_cores": 72,
+    }
+
+
+def test_json_is_as_the_page_says(run, overlay, install):
+    install(overlay, KEY)
+    commands = {
+        "env": ("env",),
+        "list": ("list",),
+        "info": ("info", KEY),
+        "why": ("why", "topk_gate", "num_experts=4", "num_topk=2", "--target", "ascend-sim"),
+        "verify": ("verify",),
+        "selftest": ("selftest",),
+    }
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (`.*`) \|$", page, re.MULTILINE)
+    documented = {name: re.findall(r"`(\w+)`", fields) for name, fields in rows}
+    assert documented == {
+        name: list(json.loads(run(*argv, "--json")[1])) for name, argv in commands.items()
     }
 
 
