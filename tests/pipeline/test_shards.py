@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,26 @@ def build_shards(checkout: Any, count: int) -> list[Path]:
     return [checkout.out / "shards" / f"{i}-of-{count}" / "cuda" for i in range(1, count + 1)]
 
 
+def copy_of(checkout: Any, place: Path) -> Any:
+    """Return a copy of a checkout and all that it built; zig's cache stays one."""
+    shutil.copytree(checkout.root, place / "tree")
+    shutil.copytree(checkout.out, place / "out", ignore=shutil.ignore_patterns("zig"))
+    (place / "out" / "cache" / "zig").symlink_to(checkout.out / "cache" / "zig")
+    return replace(checkout, root=place / "tree", out=place / "out")
+
+
+@pytest.fixture(scope="module")
+def sharded(built: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return a checkout with two shards that are built and not merged; tests leave it as it is."""
+    checkout = copy_of(built, tmp_path_factory.mktemp("sharded"))
+    build_shards(checkout, 2)
+    return checkout
+
+
 @pytest.fixture
-def shards(copy: Any) -> Any:
-    """Return a checkout with two shards that are built and not merged."""
-    build_shards(copy, 2)
-    return copy
+def shards(sharded: Any, tmp_path: Path) -> Any:
+    """Return a copy of the checkout with two shards that the test may change."""
+    return copy_of(sharded, tmp_path)
 
 
 def keys(directory: Path) -> list[str]:
