@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Mapping
 from importlib import metadata
@@ -26,7 +27,7 @@ def describe(catalog: Catalog, environment: Mapping[str, str]) -> tuple[dict[str
         "manifest_schema": ".".join(map(str, SCHEMA_VERSION)),
         "runtime_abi": RUNTIME_ABI,
         "python": platform.python_version(),
-        "platform": platform.platform(),
+        "platform": _platform(),
         "packages": _packages(),
         "driver": {"cuda": _cuda_driver()},
         "devices": {
@@ -55,6 +56,13 @@ def describe(catalog: Catalog, environment: Mapping[str, str]) -> tuple[dict[str
         },
     }
     return tree, [*catalog.problems, *problems]
+
+
+def _platform() -> str:
+    """Return what ``platform.platform()`` does; that one starts a process to learn it."""
+    system = os.uname()
+    libc = "".join(platform.libc_ver())
+    return f"{system.sysname}-{system.release}-{system.machine}-with-{libc}"
 
 
 def _packages() -> dict[str, str]:
