@@ -8,25 +8,29 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
 TARGET ?= cuda,ascend-sim
+CPUS ?= x86_64,aarch64
 PROFILE ?= dev
 ONLY ?=
 ARCHS ?=
 JOBS ?= $(shell nproc)
 OUT ?= out
+DIST ?= dist
 
 BUILD_ARGUMENTS = --target '$(TARGET)' --profile '$(PROFILE)' --out '$(OUT)' \
 	$(if $(ARCHS),--archs '$(ARCHS)') $(if $(ONLY),--only '$(ONLY)')
+
+WHEEL_ARGUMENTS = $(BUILD_ARGUMENTS) --jobs '$(JOBS)' --machines '$(CPUS)' --dist '$(DIST)' --sdist
 
 # The checkout's own artifacts are found without help.
 SELFTEST = $(if $(filter-out out,$(OUT)),TILEWHEEL_ARTIFACTS='$(OUT)/artifacts') \
 	$(PY) -m tilewheel selftest
 
-.PHONY: help setup build list lower selftest verify test lint format generate gpu-bundle clean
+.PHONY: help setup build list lower selftest verify test lint format generate wheel index gpu-bundle clean
 
 help: ## print this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 	@echo
-	@echo "TARGET=cuda|all PROFILE=smoke|dev|release|<model> ONLY='<glob over keys>' ARCHS=sm_90a JOBS=$(JOBS)"
+	@echo "TARGET=cuda|all CPUS=$(CPUS) PROFILE=smoke|dev|release|<model> ONLY='<glob over keys>' ARCHS=sm_90a JOBS=$(JOBS)"
 
 $(STAMP): requirements-dev.txt pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "Python: is %d.%d, must be 3.10 or newer" % sys.version_info[:2])'
@@ -69,8 +73,15 @@ format: $(STAMP) ## rewrite sources in the project's format
 generate: $(STAMP) ## rewrite specs/schema.json, docs/spec.md and the golden keys
 	$(PY) -m tilewheel_build.generate
 
+wheel: $(STAMP) ## build wheels and sdists below dist, for x86_64 and aarch64, and check them
+	$(PY) wheels/make_wheels.py $(WHEEL_ARGUMENTS)
+	$(PY) wheels/check_wheel.py '$(DIST)'
+
+index: $(STAMP) ## write dist/simple, a PEP 503 index of the wheels in dist
+	$(PY) wheels/make_index.py '$(DIST)'
+
 gpu-bundle: $(STAMP) ## pack out/gpu-bundle: all that a GPU machine without network needs
-	$(PY) -m tilewheel_build.gpu_bundle --out '$(OUT)'
+	$(PY) wheels/gpu_bundle.py --out '$(OUT)'
 
 clean: ## remove everything that was built, keep .venv
 	rm -rf out dist

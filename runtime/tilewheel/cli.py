@@ -223,7 +223,7 @@ def _env(arguments: argparse.Namespace) -> Outcome:
     tree = {
         "tilewheel": tilewheel.__version__,
         "python": platform.python_version(),
-        "platform": platform.platform(),
+        "platform": _platform(),
         "torch": _version("torch"),
         "torch_npu": _version("torch_npu"),
         "tvm_ffi": _version("apache-tvm-ffi"),
@@ -236,6 +236,13 @@ def _env(arguments: argparse.Namespace) -> Outcome:
         "TILEWHEEL_LOG": os.environ.get("TILEWHEEL_LOG", ""),
     }
     return _outcome(OK, "\n".join(_lines(tree)), tree, catalog.problems)
+
+
+def _platform() -> str:
+    """Return what ``platform.platform()`` does; that one starts a process to learn it."""
+    system = os.uname()
+    libc = "".join(platform.libc_ver())
+    return f"{system.sysname}-{system.release}-{system.machine}-with-{libc}"
 
 
 def _version(distribution: str) -> str:

@@ -47,3 +47,15 @@ def test_target_and_directory_reach_the_driver(target):
 def test_words_with_spaces_stay_one_argument():
     (line,) = commands("list", "ARCHS=sm_90a, sm_100a", "ONLY=a *")
     assert line.endswith(" --archs 'sm_90a, sm_100a' --only 'a *'")
+
+
+def test_wheels_are_made_for_both_processors_and_checked():
+    made, checked = commands("wheel", "TARGET=cuda", "PROFILE=release", "DIST=/tmp/a dist")
+    assert made.startswith(".venv/bin/python wheels/make_wheels.py --target 'cuda' ")
+    assert made.endswith(" --machines 'x86_64,aarch64' --dist '/tmp/a dist' --sdist")
+    assert " --profile 'release' " in made
+    assert checked == ".venv/bin/python wheels/check_wheel.py '/tmp/a dist'"
+    assert commands("index") == [".venv/bin/python wheels/make_index.py 'dist'"]
+    assert commands("gpu-bundle", "OUT=/tmp/o") == [
+        ".venv/bin/python wheels/gpu_bundle.py --out '/tmp/o'"
+    ]
