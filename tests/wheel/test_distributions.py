@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import re
 import shutil
@@ -230,3 +231,32 @@ def test_index_of_nothing_is_refused(tmp_path: Path) -> None:
     done = script("make_index.py", str(tmp_path))
     assert done.returncode == 2
     assert done.stderr.startswith("other-1.0.tar.gz: is no wheel or sdist of this project")
+
+
+def test_ascend_wheel_of_stand_in_compilers_is_sound(tmp_path: Path, needs_tools: None) -> None:
+    import check_wheel
+
+    key = "topk_gate-num_experts=any-num_topk=any-num_vec_cores=any-ascend-dav_3510"
+    spec = importlib.util.spec_from_file_location(
+        "pipeline_conftest", ROOT / "tests" / "pipeline" / "conftest.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    pipeline = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = pipeline  # dataclasses look their module up
+    spec.loader.exec_module(pipeline)
+    cann = pipeline.StandInToolchain.create(tmp_path / "cann")
+    command = [sys.executable, str(WHEELS / "make_wheels.py"), "--target", "ascend"]
+    command += ["--profile", "smoke", "--only", key, "--jobs", "1"]
+    places = ["--out", str(tmp_path / "out"), "--dist", str(tmp_path / "dist")]
+    environment = {**os.environ, **cann.variables}
+    done = subprocess.run(
+        [*command, *places], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = (tmp_path / "dist").glob("tilewheel_ascend-*.whl")
+    assert check_wheel.check(wheel) == []
+    with zipfile.ZipFile(wheel) as archive:
+        files = [name for name in archive.namelist() if name.endswith(".so")]
+        assert files == [f"tilewheel_ascend/dav_3510/{key}.so"]
+        assert b"ld.lld,bisheng," in archive.read(files[0])
