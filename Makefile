@@ -14,8 +14,10 @@ ARCHS ?=
 JOBS ?= $(shell nproc)
 OUT ?= out
 CPU ?=
+CPUS ?= $(if $(CPU),$(CPU),x86_64,aarch64)
 SHARD ?=
 SHARDS ?= $(OUT)/shards
+DIST ?= dist
 
 BUILD_ARGUMENTS = --target '$(TARGET)' --profile '$(PROFILE)' --out '$(OUT)' \
 	$(if $(ARCHS),--archs '$(ARCHS)') $(if $(ONLY),--only '$(ONLY)')
@@ -24,12 +26,14 @@ BUILD_OPTIONS = --jobs '$(JOBS)' $(if $(CPU),--machine '$(CPU)') $(if $(SHARD),-
 
 # Artifacts for another processor cannot be tested here.
 OTHER_CPU = $(filter-out $(shell uname -m),$(CPU))
+WHEEL_ARGUMENTS = $(BUILD_ARGUMENTS) --jobs '$(JOBS)' --machines '$(CPUS)' --dist '$(DIST)' --sdist
 
 # The checkout's own artifacts are found without help.
 SELFTEST = $(if $(filter-out out,$(OUT)),TILEWHEEL_ARTIFACTS='$(OUT)/artifacts') \
 	$(PY) -m tilewheel selftest
 
-.PHONY: help setup build merge list lower selftest verify test lint format generate gpu-bundle sbom clean
+.PHONY: help setup build merge list lower selftest verify test lint format generate wheel index gpu-bundle \
+	sbom clean
 
 help: ## print this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -82,13 +86,21 @@ format: $(STAMP) ## rewrite sources in the project's format
 generate: $(STAMP) ## rewrite specs/schema.json, docs/spec.md and the golden keys
 	$(PY) -m tilewheel_build.generate
 
+wheel: $(STAMP) ## build wheels and sdists below dist, for x86_64 and aarch64, and check them
+	$(PY) wheels/make_wheels.py $(WHEEL_ARGUMENTS)
+	$(PY) wheels/check_wheel.py '$(DIST)'
+
+index: $(STAMP) ## write dist/simple, a PEP 503 index of the wheels in dist
+	$(PY) wheels/make_index.py '$(DIST)'
+
 gpu-bundle: $(STAMP) ## pack out/gpu-bundle: all that a GPU machine without network needs
-	$(PY) -m tilewheel_build.gpu_bundle --out '$(OUT)'
+	$(PY) wheels/gpu_bundle.py --out '$(OUT)'
 
-sbom: $(STAMP) ## write a bill of materials (CycloneDX) beside each wheel in dist
-	$(PY) wheels/sbom.py dist
+sbom: $(STAMP) ## write a bill of materials (CycloneDX) beside each wheel in DIST
+	$(PY) wheels/sbom.py '$(DIST)'
 
-clean: ## remove everything that was built (OUT and dist), keep .venv
-	@case '$(CURDIR)/' in "$$(realpath -m -- '$(OUT)' | sed 's,/$$,,')"/*) \
-		echo "OUT: is '$(OUT)', must not hold the checkout"; exit 2;; esac
-	rm -rf -- '$(OUT)' dist
+clean: ## remove everything that was built (OUT and DIST), keep .venv
+	@for directory in '$(OUT)' '$(DIST)'; do \
+		case '$(CURDIR)/' in "$$(realpath -m -- "$$directory" | sed 's,/$$,,')"/*) \
+		echo "OUT, DIST: is '$$directory', must not hold the checkout"; exit 2;; esac; done
+	rm -rf -- '$(OUT)' '$(DIST)'

@@ -25,6 +25,7 @@ from tilewheel_build.errors import (
     OptionError,
     ToolchainError,
 )
+from tilewheel_build.host_compiler import MACHINES
 from tilewheel_build.process import TIMEOUT_S
 from tilewheel_build.progress import artifact_table, watch
 from tilewheel_build.publish import lock
@@ -37,9 +38,6 @@ from tilewheel_build.verify import verify_directory
 
 EXIT_OK, EXIT_OPTION, EXIT_NOTHING, EXIT_CHECK = 0, OptionError.exit_code, 3, 7
 
-MACHINES = ("x86_64", "aarch64")
-"""Processors of the machines that artifacts are built for."""
-
 DEFAULT_TARGET = "cuda,ascend-sim"
 """What any machine can build: the backend `ascend` needs CANN."""
 
@@ -51,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
     layout = Layout(root=options.root.resolve(), out=_out_directory(options))
     try:
         if options.command == "verify":
-            return _verify(layout, options.target, errors)
+            return _verify(layout.artifacts(options.machine), options.target, errors)
         if options.command == "finish":
             with _exclusive(layout.out, errors):
                 return _finish(layout, options, errors)
@@ -106,9 +104,10 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("--root", type=Path, default=ROOT, help="the checkout")
         command.add_argument("--out", type=Path, help="where to write (default: <root>/out)")
+        if name in ("build", "finish", "verify"):
+            command.add_argument("--machine", default=platform.machine(), choices=MACHINES)
         if name in ("build", "finish"):
             command.add_argument("--jobs", type=_jobs, default=os.cpu_count() or 1)
-            command.add_argument("--machine", default=platform.machine(), choices=MACHINES)
             command.add_argument(
                 "--compile-timeout",
                 type=_seconds,
@@ -322,8 +321,8 @@ def _finish(layout: Layout, options: argparse.Namespace, errors: Console) -> int
 
 
 def _merge(layout: Layout, directories: Sequence[Path]) -> int:
-    for backend, count in merge(directories, layout):
-        print(f"{count} artifacts in {layout.artifacts / backend}")
+    for directory, count in merge(directories, layout):
+        print(f"{count} artifacts in {directory}")
     return EXIT_OK
 
 
@@ -337,11 +336,11 @@ def _console() -> Console:
     return Console(highlight=False, width=None if sys.stdout.isatty() else 160)
 
 
-def _verify(layout: Layout, target: str, errors: Console) -> int:
-    directories = [layout.artifacts / name for name in _backends(target)]
+def _verify(artifacts: Path, target: str, errors: Console) -> int:
+    directories = [artifacts / name for name in _backends(target)]
     found = [path for path in directories if path.is_dir()]
     if not found:
-        errors.print(f"{layout.artifacts}: has no artifacts\nhint: run `make build`")
+        errors.print(f"{artifacts}: has no artifacts\nhint: run `make build`")
         return EXIT_NOTHING
     problems = [problem for path in found for problem in verify_directory(path)]
     for problem in problems:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,6 +26,7 @@ from tilewheel_build.errors import (
     ToolchainError,
 )
 from tilewheel_build.fingerprint import driver_hash, fingerprint, fingerprint_inputs
+from tilewheel_build.host_compiler import MACHINES
 from tilewheel_build.pool import run_units
 from tilewheel_build.process import TIMEOUT_S
 from tilewheel_build.publish import publish
@@ -45,10 +47,13 @@ class Layout:
         """Directory that holds ``tilewheel_kernels``."""
         return self.root / "kernels"
 
-    @property
-    def artifacts(self) -> Path:
-        """Directory of the published artifacts, one sub-directory for each backend."""
-        return self.out / "artifacts"
+    def artifacts(self, machine: str) -> Path:
+        """Return where artifacts are published, one sub-directory for each backend.
+
+        Those for another processor lie beside this machine's own, which the runtime finds.
+        """
+        own = machine == platform.machine()
+        return self.out / ("artifacts" if own else f"artifacts-{machine}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +114,7 @@ def build(
     result = build_units(units, jobs, observe)
     if result.built:
         manifest, files = collect(result.built, layout=layout, backend=backend, machine=machine)
-        publish(layout.artifacts / backend, manifest, files)
+        publish(layout.artifacts(machine) / backend, manifest, files)
     return result
 
 
@@ -147,16 +152,21 @@ def plan_units(
     timeout_s: float = TIMEOUT_S,
 ) -> tuple[Unit, ...]:
     """Return the units of work for the variants; raises ToolchainError when a tool is missing."""
-    toolchain = dict(BACKENDS[backend].toolchain())
+    described = BACKENDS[backend]
+    toolchain = dict(described.toolchain())
+    others = [name for name in MACHINES if name != machine and described.has_portable_image]
     units = []
     for variant in variants:
-        identity = fingerprint(unit_inputs(variant, layout, machine, toolchain))
+        inputs = unit_inputs(variant, layout, machine, toolchain)
+        identity = fingerprint(inputs)
+        siblings = [fingerprint({**inputs, "machine": name}) for name in others]
         units.append(
             Unit(
                 variant=variant,
                 fingerprint=identity,
                 kernels_root=layout.kernels,
                 cache=layout.out / "cache" / identity,
+                siblings=tuple(layout.out / "cache" / sibling for sibling in siblings),
                 work=layout.out / "work" / str(variant.key),
                 machine=machine,
                 timeout_s=timeout_s,
@@ -227,24 +237,25 @@ def build_libraries(
         return (), {}
     inputs = [driver_hash(described.sources), machine, *map(str, described.toolchain())]
     identity = hashlib.sha256("\n".join([*inputs, *described.flags]).encode()).hexdigest()
-    path = layout.out / "cache" / identity / described.library
+    name = described.library_name()
+    path = layout.out / "cache" / identity / name
     if not path.is_file():
         # As for a unit: what a killed build leaves is in the work directory, where the next one
         # removes it, and the cache gets the finished directory as a whole.
-        work = layout.out / "work" / described.library
+        work = layout.out / "work" / name
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)
-        described.compile_library(work / described.library, machine, layout.out / "cache" / "zig")
+        described.compile_library(work / name, machine, layout.out / "cache" / "zig")
         path.parent.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(path.parent, ignore_errors=True)
         os.rename(work, path.parent)
     content = path.read_bytes()
     library = Library(
-        path=described.library,
+        path=name,
         sha256=hashlib.sha256(content).hexdigest(),
         size_bytes=len(content),
     )
-    return (library,), {described.library: path}
+    return (library,), {name: path}
 
 
 def describe(

@@ -124,8 +124,8 @@ def build_shard(
     return result
 
 
-def merge(directories: Sequence[Path], layout: Layout) -> list[tuple[str, int]]:
-    """Publish the shards found below the directories; return (backend, artifacts) of each.
+def merge(directories: Sequence[Path], layout: Layout) -> list[tuple[Path, int]]:
+    """Publish the shards found below the directories; return (directory, artifacts) of each.
 
     Raises:
         SelectionError: there are none.
@@ -146,10 +146,11 @@ def merge(directories: Sequence[Path], layout: Layout) -> list[tuple[str, int]]:
         if problems:
             raise ArtifactError("\n".join(f"{backend}: {problem}" for problem in problems))
         artifacts = tuple(artifact for share in own for artifact in share.manifest.artifacts)
-        merged.append((replace(own[0].manifest, artifacts=artifacts), _files(own)))
-    for manifest, files in merged:
-        publish(layout.artifacts / manifest.backend, manifest, files)
-    return [(manifest.backend, len(manifest.artifacts)) for manifest, _ in merged]
+        directory = layout.artifacts(own[0].machine) / backend
+        merged.append((directory, replace(own[0].manifest, artifacts=artifacts), _files(own)))
+    for directory, manifest, files in merged:
+        publish(directory, manifest, files)
+    return [(directory, len(manifest.artifacts)) for directory, manifest, _ in merged]
 
 
 def _read(record: Path) -> _Share:

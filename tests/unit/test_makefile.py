@@ -76,12 +76,13 @@ def test_clean_removes_the_output_directory_that_is_named(tmp_path):
     assert (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("name", ["OUT", "DIST"])
 @pytest.mark.parametrize("out", [".", "..", "/", "out/.."])
-def test_clean_never_removes_the_checkout(tmp_path, out):
+def test_clean_never_removes_the_checkout(tmp_path, name, out):
     (tmp_path / "Makefile").write_text((ROOT / "Makefile").read_text())
     (tmp_path / "out").mkdir()
     done = subprocess.run(
-        ["make", "clean", f"OUT={out}", "SHELL=/bin/bash"],
+        ["make", "clean", f"{name}={out}", "SHELL=/bin/bash"],
         cwd=tmp_path,
         env={"PATH": f"{refuse_rm(tmp_path)}:{os.environ['PATH']}"},
         capture_output=True,
@@ -89,7 +90,7 @@ def test_clean_never_removes_the_checkout(tmp_path, out):
         check=False,
     )
     assert done.returncode == 2
-    assert f"OUT: is '{out}', must not hold the checkout" in done.stdout
+    assert f"OUT, DIST: is '{out}', must not hold the checkout" in done.stdout
     assert not (tmp_path / "removed").exists()
 
 
@@ -105,3 +106,15 @@ def refuse_rm(folder: Path) -> Path:
 def test_words_with_spaces_stay_one_argument():
     (line,) = commands("list", "ARCHS=sm_90a, sm_100a", "ONLY=a *")
     assert line.endswith(" --archs 'sm_90a, sm_100a' --only 'a *'")
+
+
+def test_wheels_are_made_for_both_processors_and_checked():
+    made, checked = commands("wheel", "TARGET=cuda", "PROFILE=release", "DIST=/tmp/a dist")
+    assert made.startswith(".venv/bin/python wheels/make_wheels.py --target 'cuda' ")
+    assert made.endswith(" --machines 'x86_64,aarch64' --dist '/tmp/a dist' --sdist")
+    assert " --profile 'release' " in made
+    assert checked == ".venv/bin/python wheels/check_wheel.py '/tmp/a dist'"
+    assert commands("index") == [".venv/bin/python wheels/make_index.py 'dist'"]
+    assert commands("gpu-bundle", "OUT=/tmp/o") == [
+        ".venv/bin/python wheels/gpu_bundle.py --out '/tmp/o'"
+    ]
