@@ -52,7 +52,7 @@ def build(source: Path, dist: Path, *arguments: str, **variables: str) -> Any:
 
 def unpacked(sdist: Path, folder: Path) -> Path:
     with tarfile.open(sdist) as archive:
-        archive.extractall(folder)
+        archive.extractall(folder, filter="data")
     (root,) = folder.iterdir()
     return root
 
@@ -155,6 +155,23 @@ def test_ascend_wheel_without_cann_says_how_to_build_it(tmp_path: Path, needs_to
     assert not list(tmp_path.iterdir())
 
 
+def test_ascend_sdist_needs_no_cann(tmp_path: Path, needs_tools: None) -> None:
+    import check_wheel
+
+    command = [
+        sys.executable,
+        "-m",
+        "build",
+        "--no-isolation",
+        "--sdist",
+        "--outdir",
+        str(tmp_path),
+    ]
+    subprocess.run([*command, str(WHEELS / "tilewheel-ascend")], check=True)
+    (sdist,) = tmp_path.iterdir()
+    assert check_wheel.check(sdist) == []
+
+
 def test_make_wheels_reports_what_it_cannot_do(tmp_path: Path) -> None:
     done = script("make_wheels.py", "--target", "rocm")
     assert (done.returncode, done.stderr) == (
@@ -173,6 +190,16 @@ def test_make_wheels_reports_what_it_cannot_do(tmp_path: Path) -> None:
         f"{tmp_path}/out/artifacts/cuda: has no manifest\nhint: run `make build`\n"
     )
     assert not (tmp_path / "dist").exists()
+
+
+def test_build_that_fails_is_reported_with_its_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, needs_tools: None
+) -> None:
+    monkeypatch.setenv("SKBUILD_CMAKE_SOURCE_DIR", str(tmp_path / "nowhere"))
+    done = script("make_wheels.py", "--target", "runtime", "--dist", str(tmp_path / "dist"))
+    assert done.returncode == 1
+    assert "nowhere" in done.stderr
+    assert done.stderr.endswith(f"{WHEELS}/tilewheel: cannot be built, see above\n")
 
 
 def test_runtime_alone_needs_no_artifacts(dist: Path, tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tilewheel.version import VERSION
+
 DISTRIBUTIONS = ("tilewheel", "tilewheel-cu13", "tilewheel-ascend-sim")
 
 CALL = """
@@ -54,8 +56,8 @@ def artifacts(environment: Any) -> list[dict[str, Any]]:
 def test_every_artifact_of_both_wheels_is_listed_with_its_source(environment: Any) -> None:
     found = artifacts(environment)
     assert {item["source"] for item in found} == {
-        "tilewheel-cu13 0.1.0",
-        "tilewheel-ascend-sim 0.1.0",
+        f"tilewheel-cu13 {VERSION}",
+        f"tilewheel-ascend-sim {VERSION}",
     }
     files = [path.stem for path in environment.site.glob("tilewheel_*/*/*.so")]
     assert sorted(item["key"] for item in found) == sorted(files)
@@ -64,11 +66,11 @@ def test_every_artifact_of_both_wheels_is_listed_with_its_source(environment: An
 def test_environment_names_each_installed_package_of_artifacts(environment: Any) -> None:
     tree = json.loads(environment.run("tilewheel", "env", "--json"))
     places = [
-        f"{name} 0.1.0 ({environment.site}/{name.replace('-', '_')})"
+        f"{name} {VERSION} ({environment.site}/{name.replace('-', '_')})"
         for name in ("tilewheel-ascend-sim", "tilewheel-cu13")
     ]
     assert sorted(tree["artifacts"]) == places
-    assert tree["tilewheel"] == "0.1.0"
+    assert tree["tilewheel"] == VERSION
     assert tree["problems"] == []
 
 
@@ -86,8 +88,10 @@ def test_every_simulated_artifact_is_exact(environment: Any) -> None:
 def test_operators_run_on_the_simulator_and_explain_the_choice_for_a_gpu(environment: Any) -> None:
     printed = environment.run("python", "-c", CALL)
     key = "topk_gate-num_experts=256-num_topk=8-cuda-sm_90a"
-    assert printed.startswith(f"0.1.0 topk_gate num_experts=256 num_topk=8 on cuda-sm_90a: {key}\n")
-    assert "from tilewheel-cu13 0.1.0: " in printed
+    assert printed.startswith(
+        f"{VERSION} topk_gate num_experts=256 num_topk=8 on cuda-sm_90a: {key}\n"
+    )
+    assert f"from tilewheel-cu13 {VERSION}: " in printed
 
 
 BESIDE = """
@@ -127,8 +131,8 @@ def test_overlay_comes_first_and_has_its_own_simulator(environment: Any, tmp_pat
     listed = json.loads(environment.run("tilewheel", "list", "--json", **variables))["artifacts"]
     assert {item["source"] for item in listed} == {
         "TILEWHEEL_ARTIFACTS",
-        "tilewheel-cu13 0.1.0",
-        "tilewheel-ascend-sim 0.1.0",
+        f"tilewheel-cu13 {VERSION}",
+        f"tilewheel-ascend-sim {VERSION}",
     }
     path, libraries = environment.run("python", "-c", BESIDE, **variables).splitlines()
     assert Path(path).is_relative_to(overlay)
@@ -145,7 +149,7 @@ def test_changed_file_is_found(make_environment: Callable[..., Any], dist: Path)
     done = fresh.start("tilewheel", "verify", "--hash")
     assert done.returncode == 7
     assert f"sha256 of {path} is " in done.stdout
-    assert "hint: reinstall tilewheel-ascend-sim 0.1.0" in done.stdout
+    assert f"hint: reinstall tilewheel-ascend-sim {VERSION}" in done.stdout
 
 
 def test_watch_of_this_environment_sees_writing(environment: Any, tmp_path: Path) -> None:
@@ -177,4 +181,4 @@ def test_artifacts_run_under_every_release_of_tvm_ffi(
     assert json.loads(fresh.run("tilewheel", "env", "--json"))["tvm_ffi"] == found[1]
     tree = json.loads(fresh.run("tilewheel", "selftest", "*-ascend_sim-*", "--json"))
     assert tree["exact"] == len(tree["rows"]) > 0
-    assert fresh.run("python", "-c", CALL).startswith("0.1.0 ")
+    assert fresh.run("python", "-c", CALL).startswith(f"{VERSION} ")
