@@ -266,6 +266,8 @@ def _data_problems(path: Path, name: FileName, package: Path, info: Path) -> Ite
     if machines != {name.machine}:
         found = ", ".join(sorted(map(str, machines))) or "none"
         yield f"{FILE_NAME}: artifacts are for {found}, must be for {name.machine} as in the tag"
+    if manifest.backend == "ascend-sim" and not manifest.libraries:
+        yield f"{FILE_NAME}: lists no library, must list the simulator's, which artifacts open"
     allowed = {"__init__.py", FILE_NAME}
     allowed |= {artifact.path for artifact in manifest.artifacts}
     allowed |= {library.path for library in manifest.libraries}
