@@ -52,7 +52,9 @@ def test_bundle_runs_its_wheels_and_tests(
     )
     assert done.returncode == 0, done.stdout + done.stderr
     results = tmp_path / "results"
-    assert f"tilewheel-cu13 {VERSION} ({folder}/site/tilewheel_cu13)" in done.stdout
+    shown = (results / "env.txt").read_text()
+    assert f"tilewheel-cu13 {VERSION}" in shown
+    assert f"{folder}/site/tilewheel_cu13" in shown
     assert "artifacts right in place, size and hash" in (results / "verify.txt").read_text()
     rows = json.loads((results / "selftest.json").read_text())["rows"]
     assert {row["status"] for row in rows} <= {"exact", "skipped"}
