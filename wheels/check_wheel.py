@@ -54,18 +54,18 @@ CUDA_SYMBOL = re.compile(r"_*(cu[A-Z]|cuda|nvrtc|nv[A-Z]|cublas)")
 BUILD_PATH = re.compile(rb"(?<![\w.)*/])/(?:home|root|tmp|work|github|__w|builds?)/[\w./-]+")
 """Directories that only a build machine has."""
 
-SDIST_NEEDS = {
-    "": ("CMakeLists.txt", "runtime/tilewheel/__init__.py"),
-    "data": (
-        "CMakeLists.txt",
-        "build/tilewheel_build/__main__.py",
-        "build/tilewheel_build/templates/launcher.c.j2",
-        "build/tilewheel_build/simulator/runtime/acl.cc",
-        "kernels/tilewheel_kernels/__init__.py",
-        "runtime/tilewheel/manifest.py",
-        "verified.json",
-    ),
-}
+SDIST_NEEDS = (
+    *("CMakeLists.txt", "LICENSE", "PKG-INFO", "README.md", "pyproject.toml", "version.py"),
+    "runtime/tilewheel/__init__.py",
+)
+SDIST_OF_DATA_NEEDS = (
+    "build/tilewheel_build/__main__.py",
+    "build/tilewheel_build/templates/launcher.c.j2",
+    "build/tilewheel_build/simulator/runtime/acl.cc",
+    "verified.json",
+)
+"""Beside these, every spec and kernel."""
+
 SDIST_REFUSES = re.compile(
     r"(^|/)(\.git|\.venv|out|dist|tests|__pycache__|[^/]*\.(pyc|so|cubin))(/|$)"
 )
@@ -266,6 +266,8 @@ def _data_problems(path: Path, name: FileName, package: Path, info: Path) -> Ite
     if machines != {name.machine}:
         found = ", ".join(sorted(map(str, machines))) or "none"
         yield f"{FILE_NAME}: artifacts are for {found}, must be for {name.machine} as in the tag"
+    if manifest.backend == "ascend-sim" and not manifest.libraries:
+        yield f"{FILE_NAME}: lists no library, must list the simulator's, which artifacts open"
     allowed = {"__init__.py", FILE_NAME}
     allowed |= {artifact.path for artifact in manifest.artifacts}
     allowed |= {library.path for library in manifest.libraries}
@@ -331,11 +333,10 @@ def _sdist_problems(path: Path, name: FileName) -> Iterator[str]:
         if SDIST_REFUSES.search(relative):
             yield f"{relative}: must not be in an sdist"
     yield from metadata_problems(message, distribution, name.version)
-    kind = "data" if distribution != RUNTIME else ""
-    needs = {*SDIST_NEEDS[kind], "pyproject.toml", "PKG-INFO", "README.md", "LICENSE", "version.py"}
-    if kind:
+    needs = set(SDIST_NEEDS)
+    if distribution != RUNTIME:
         sources = [*ROOT.glob("specs/*/*.yaml"), *ROOT.glob("kernels/**/*.py")]
-        needs |= {source.relative_to(ROOT).as_posix() for source in sources}
+        needs |= {*SDIST_OF_DATA_NEEDS, *(s.relative_to(ROOT).as_posix() for s in sources)}
     for missing in sorted(needs - names):
         yield f"{missing}: is missing, must be in the sdist so that a wheel can be built from it"
 

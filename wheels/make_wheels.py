@@ -10,7 +10,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from distributions import DISTRIBUTIONS, GLIBC_TAG, ROOT, RUNTIME, Distribution, of_target
@@ -53,15 +53,11 @@ def main(arguments: Sequence[str]) -> int:
         # An older version beside the new one would be offered, checked and uploaded with it.
         for old in dist.glob(f"{distribution.name.replace('-', '_')}-[0-9]*"):
             old.unlink()
-    run_build(RUNTIME, dist, "--wheel", {})
-    for (distribution, machine), directory in ready.items():
-        environment = {
-            "TILEWHEEL_WHEEL_ARTIFACTS": str(directory),
-            "SKBUILD_WHEEL_TAGS": f"py3-none-{GLIBC_TAG}_{machine}",
-        }
-        run_build(distribution, dist, "--wheel", environment)
-    for distribution in chosen if options.sdist else ():
-        run_build(distribution, dist, "--sdist", {})
+    try:
+        _run_builds(chosen, ready, dist, has_sdists=options.sdist)
+    except subprocess.CalledProcessError as error:
+        print(f"{error.output}\n{error.cmd[-1]}: cannot be built, see above", file=sys.stderr)
+        return 1
     for path in sorted(dist.iterdir()):
         if path.is_file():
             print(f"{path}: {path.stat().st_size / 1e6:.2f} MB")
@@ -105,15 +101,29 @@ def _build_artifacts(
     return subprocess.run(command, check=False).returncode
 
 
-def run_build(
-    distribution: Distribution, dist: Path, kind: str, environment: dict[str, str]
+def _run_builds(
+    chosen: Sequence[Distribution],
+    ready: Mapping[tuple[Distribution, str], Path],
+    dist: Path,
+    *,
+    has_sdists: bool,
 ) -> None:
-    """Run PyPA's build for one file with the tools that are installed here.
+    _run_build(RUNTIME, dist, "--wheel", {})
+    for (distribution, machine), directory in ready.items():
+        environment = {
+            "TILEWHEEL_WHEEL_ARTIFACTS": str(directory),
+            "SKBUILD_WHEEL_TAGS": f"py3-none-{GLIBC_TAG}_{machine}",
+        }
+        _run_build(distribution, dist, "--wheel", environment)
+    for distribution in chosen if has_sdists else ():
+        _run_build(distribution, dist, "--sdist", {})
 
-    Raises:
-        subprocess.CalledProcessError: it failed; its output has been printed.
-    """
-    done = subprocess.run(
+
+def _run_build(
+    distribution: Distribution, dist: Path, kind: str, environment: Mapping[str, str]
+) -> None:
+    """Run PyPA's build for one file with the tools that are installed here."""
+    subprocess.run(
         [
             *(sys.executable, "-m", "build", "--no-isolation", kind),
             *("--outdir", str(dist), str(distribution.directory)),
@@ -122,11 +132,8 @@ def run_build(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        check=False,
+        check=True,
     )
-    if done.returncode:
-        print(done.stdout, file=sys.stderr)
-    done.check_returncode()
 
 
 if __name__ == "__main__":

@@ -389,3 +389,16 @@ def test_incomplete_sdist_is_reported(dist: Path, tmp_path: Path) -> None:
     ]
     needed = "is missing, must be in the sdist so that a wheel can be built from it"
     assert problems[-3:] == [f"{name}: {needed}" for name in sorted(left_out)]
+
+
+def test_simulator_without_its_library_is_reported(dist: Path, tmp_path: Path) -> None:
+    (path,) = dist.glob("tilewheel_ascend_sim-*.whl")
+    members = read(path)
+    name = "tilewheel_ascend_sim/manifest.json"
+    tree = json.loads(members[name])
+    (library,) = tree.pop("libraries")
+    members[name] = json.dumps({**tree, "libraries": []}).encode()
+    del members[f"tilewheel_ascend_sim/{library['path']}"]
+    assert check(write(tmp_path / path.name, members)) == [
+        "manifest.json: lists no library, must list the simulator's, which artifacts open"
+    ]

@@ -34,13 +34,23 @@ def pyproject(name: str) -> dict[str, Any]:
     return tomllib.loads((WHEELS / name / "pyproject.toml").read_text())
 
 
+def build_requires(name: str) -> list[str]:
+    """Return what a build without ready artifacts requires beside scikit-build-core."""
+    overrides = pyproject(name)["tool"]["scikit-build"]["overrides"]
+    (requires,) = (item["build"]["requires"] for item in overrides if "build" in item)
+    found: list[str] = requires
+    return found
+
+
 def script(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(WHEELS / name), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def build(source: Path, dist: Path, *arguments: str, **variables: str) -> Any:
-    command = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(dist)]
+def build(
+    source: Path, dist: Path, *arguments: str, python: str = sys.executable, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    command = [python, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(dist)]
     return subprocess.run(
         [*command, *arguments, str(source)],
         env={**os.environ, **variables},
@@ -52,7 +62,7 @@ def build(source: Path, dist: Path, *arguments: str, **variables: str) -> Any:
 
 def unpacked(sdist: Path, folder: Path) -> Path:
     with tarfile.open(sdist) as archive:
-        archive.extractall(folder)
+        archive.extractall(folder, filter="data")
     (root,) = folder.iterdir()
     return root
 
@@ -79,11 +89,7 @@ def test_nothing_else_states_the_version() -> None:
 @pytest.mark.parametrize("name", DISTRIBUTIONS[1:])
 def test_tools_that_a_build_requires_are_those_of_the_workspace(name: str) -> None:
     pinned = (ROOT / "requirements-dev.txt").read_text().splitlines()
-    (requires,) = (
-        item["build"]["requires"]
-        for item in pyproject(name)["tool"]["scikit-build"]["overrides"]
-        if "build" in item
-    )
+    requires = build_requires(name)
     assert len(requires) >= 7
     assert set(requires) <= set(pinned)
     from tilewheel_build.backends import BACKENDS
@@ -125,7 +131,9 @@ def test_runtime_from_its_sdist_is_the_same_wheel(dist: Path, tmp_path: Path) ->
     assert (tmp_path / "dist" / wheel.name).read_bytes() == wheel.read_bytes()
 
 
-def test_sdist_of_artifacts_builds_them_and_the_wheel(dist: Path, tmp_path: Path) -> None:
+def test_sdist_of_artifacts_builds_them_with_what_it_requires(
+    make_environment: Callable[..., Any], dist: Path, tmp_path: Path
+) -> None:
     import check_wheel
 
     key = "topk_gate-num_experts=any-num_topk=any-cuda-sm_90a"
@@ -135,7 +143,12 @@ def test_sdist_of_artifacts_builds_them_and_the_wheel(dist: Path, tmp_path: Path
         *("-C", "cmake.define.TILEWHEEL_PROFILE=smoke"),
         *("-C", f"cmake.define.TILEWHEEL_ONLY={key}"),
     ]
-    done = build(unpacked(sdist, tmp_path / "source"), tmp_path / "dist", *options)
+    # As in a build environment that pip made, with nothing of the workspace.
+    tools = [line.partition("==")[0] for line in build_requires("tilewheel-cu13")]
+    isolated = make_environment(*tools, "scikit-build-core", "cmake", "ninja", "build")
+    source = unpacked(sdist, tmp_path / "source")
+    python = str(isolated.root / "bin" / "python")
+    done = build(source, tmp_path / "dist", *options, python=python)
     assert done.returncode == 0, done.stdout + done.stderr
     assert check_wheel.check(tmp_path / "dist" / wheel.name) == []
     name = f"tilewheel_cu13/sm_90a/{key}.so"
@@ -153,6 +166,23 @@ def test_ascend_wheel_without_cann_says_how_to_build_it(tmp_path: Path, needs_to
     assert "bisheng: is not installed (looked in PATH), must be the one of CANN 9.1" in printed
     assert "tilewheel-ascend is built on a machine with CANN 9.1 or newer" in printed
     assert not list(tmp_path.iterdir())
+
+
+def test_ascend_sdist_needs_no_cann(tmp_path: Path, needs_tools: None) -> None:
+    import check_wheel
+
+    command = [
+        sys.executable,
+        "-m",
+        "build",
+        "--no-isolation",
+        "--sdist",
+        "--outdir",
+        str(tmp_path),
+    ]
+    subprocess.run([*command, str(WHEELS / "tilewheel-ascend")], check=True)
+    (sdist,) = tmp_path.iterdir()
+    assert check_wheel.check(sdist) == []
 
 
 def test_make_wheels_reports_what_it_cannot_do(tmp_path: Path) -> None:
@@ -173,6 +203,16 @@ def test_make_wheels_reports_what_it_cannot_do(tmp_path: Path) -> None:
         f"{tmp_path}/out/artifacts/cuda: has no manifest\nhint: run `make build`\n"
     )
     assert not (tmp_path / "dist").exists()
+
+
+def test_build_that_fails_is_reported_with_its_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, needs_tools: None
+) -> None:
+    monkeypatch.setenv("SKBUILD_CMAKE_SOURCE_DIR", str(tmp_path / "nowhere"))
+    done = script("make_wheels.py", "--target", "runtime", "--dist", str(tmp_path / "dist"))
+    assert done.returncode == 1
+    assert "nowhere" in done.stderr
+    assert done.stderr.endswith(f"{WHEELS}/tilewheel: cannot be built, see above\n")
 
 
 def test_runtime_alone_needs_no_artifacts(dist: Path, tmp_path: Path) -> None:
