@@ -188,12 +188,11 @@ def _verify(arguments: argparse.Namespace) -> Outcome:
         except ArtifactLoadError as error:
             failures.append(str(error))
     num_hashed = sum(arguments.hash or entry.is_overlay for entry in entries)
+    what = "place, size and hash" if num_hashed == len(entries) else "place and size"
+    if 0 < num_hashed < len(entries):
+        what += f", {num_hashed} in hash too"
     text = "\n".join(
-        [
-            f"{len(entries) - len(failures)} of {len(entries)} artifacts right in place and size, "
-            f"{num_hashed} hashed",
-            *failures,
-        ]
+        [f"{len(entries) - len(failures)} of {len(entries)} artifacts right in {what}", *failures]
     )
     code = CHECK_FAILED if failures or problems else OK
     tree = {"num_checked": len(entries), "num_hashed": num_hashed, "failures": failures}

@@ -269,17 +269,26 @@ def change_last_byte(path: Path) -> None:
 
 def test_verify_checks_files_and_hashes_them_on_demand(run, package, install):
     install(package, KEY)
-    assert run("verify") == (0, "1 of 1 artifacts right in place and size, 0 hashed\n", "")
+    assert run("verify") == (0, "1 of 1 artifacts right in place and size\n", "")
     assert run("verify", "--hash") == (
         0,
-        "1 of 1 artifacts right in place and size, 1 hashed\n",
+        "1 of 1 artifacts right in place, size and hash\n",
         "",
     )
 
 
+def test_verify_says_how_many_were_hashed(run, package, install, tmp_path, monkeypatch):
+    install(package, KEY)
+    (tmp_path / "other").mkdir()
+    install(tmp_path / "other", KEY)
+    monkeypatch.setenv("TILEWHEEL_ARTIFACTS", str(tmp_path / "other"))
+    tw.refresh()
+    assert run("verify")[1] == "2 of 2 artifacts right in place and size, 1 in hash too\n"
+
+
 def test_verify_always_hashes_an_overlay(run, overlay, install):
     path = overlay / install(overlay, KEY).path
-    assert run("verify") == (0, "1 of 1 artifacts right in place and size, 1 hashed\n", "")
+    assert run("verify") == (0, "1 of 1 artifacts right in place, size and hash\n", "")
     change_last_byte(path)
     code, out, _ = run("verify", "--json")
     assert code == 7
@@ -292,7 +301,7 @@ def test_verify_reports_what_is_wrong_and_exits_with_7(run, listed):
     code, out, _ = run("verify", "*-cuda-*")
     assert code == 7
     assert out == (
-        "0 of 1 artifacts right in place and size, 1 hashed\n"
+        "0 of 1 artifacts right in place, size and hash\n"
         f"{CUDA}: {listed}/sm_90a/{CUDA}.so is missing, must be the file that the manifest lists\n"
         "hint: build the artifact and its manifest again\n"
     )
