@@ -13,20 +13,32 @@ ONLY ?=
 ARCHS ?=
 JOBS ?= $(shell nproc)
 OUT ?= out
+CPU ?=
+CPUS ?= $(if $(CPU),$(CPU),x86_64,aarch64)
+SHARD ?=
+SHARDS ?= $(OUT)/shards
+DIST ?= dist
 
 BUILD_ARGUMENTS = --target '$(TARGET)' --profile '$(PROFILE)' --out '$(OUT)' \
 	$(if $(ARCHS),--archs '$(ARCHS)') $(if $(ONLY),--only '$(ONLY)')
+
+BUILD_OPTIONS = --jobs '$(JOBS)' $(if $(CPU),--machine '$(CPU)') $(if $(SHARD),--shard '$(SHARD)')
+
+# Artifacts for another processor cannot be tested here.
+OTHER_CPU = $(filter-out $(shell uname -m),$(CPU))
+WHEEL_ARGUMENTS = $(BUILD_ARGUMENTS) --jobs '$(JOBS)' --machines '$(CPUS)' --dist '$(DIST)' --sdist
 
 # The checkout's own artifacts are found without help.
 SELFTEST = $(if $(filter-out out,$(OUT)),TILEWHEEL_ARTIFACTS='$(OUT)/artifacts') \
 	$(PY) -m tilewheel selftest
 
-.PHONY: help setup build list lower selftest verify test lint format generate gpu-bundle clean
+.PHONY: help setup build merge list lower selftest verify test lint format generate wheel index gpu-bundle \
+	sbom clean
 
 help: ## print this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 	@echo
-	@echo "TARGET=cuda|all PROFILE=smoke|dev|release|<model> ONLY='<glob over keys>' ARCHS=sm_90a JOBS=$(JOBS)"
+	@echo "TARGET=cuda|all PROFILE=smoke|dev|release|<model> ONLY='<glob over keys>' ARCHS=sm_90a JOBS=$(JOBS) SHARD=1/4 CPU=aarch64"
 
 $(STAMP): requirements-dev.txt pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "Python: is %d.%d, must be 3.10 or newer" % sys.version_info[:2])'
@@ -38,8 +50,12 @@ $(STAMP): requirements-dev.txt pyproject.toml
 setup: $(STAMP) ## create .venv with every pinned tool
 
 build: $(STAMP) ## build artifacts below out/artifacts and self-test what this machine can run
-	$(PY) -m tilewheel_build build $(BUILD_ARGUMENTS) --jobs '$(JOBS)'
-	$(SELFTEST)
+	$(PY) -m tilewheel_build build $(BUILD_ARGUMENTS) $(BUILD_OPTIONS)
+	$(if $(SHARD)$(OTHER_CPU),,$(SELFTEST))
+
+merge: $(STAMP) ## publish the shards below SHARDS as one build and self-test them
+	$(PY) -m tilewheel_build merge --out '$(OUT)' '$(SHARDS)'
+	$(if $(OTHER_CPU),,$(SELFTEST))
 
 list: $(STAMP) ## print the keys that build would make
 	$(PY) -m tilewheel_build list $(BUILD_ARGUMENTS)
@@ -57,10 +73,11 @@ test: $(STAMP) ## lint, types and all tests that this machine can run
 	$(MAKE) lint
 	$(PY) -m pytest
 
-lint: $(STAMP) ## ruff and mypy
+lint: $(STAMP) ## ruff, mypy and actionlint
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+	$(VENV)/bin/actionlint -shellcheck '$(VENV)/bin/shellcheck'
 
 format: $(STAMP) ## rewrite sources in the project's format
 	$(PY) -m ruff check --fix .
@@ -69,8 +86,21 @@ format: $(STAMP) ## rewrite sources in the project's format
 generate: $(STAMP) ## rewrite specs/schema.json, docs/spec.md and the golden keys
 	$(PY) -m tilewheel_build.generate
 
-gpu-bundle: $(STAMP) ## pack out/gpu-bundle: all that a GPU machine without network needs
-	$(PY) -m tilewheel_build.gpu_bundle --out '$(OUT)'
+wheel: $(STAMP) ## build wheels and sdists below dist, for x86_64 and aarch64, and check them
+	$(PY) wheels/make_wheels.py $(WHEEL_ARGUMENTS)
+	$(PY) wheels/check_wheel.py '$(DIST)'
 
-clean: ## remove everything that was built, keep .venv
-	rm -rf out dist
+index: $(STAMP) ## write dist/simple, a PEP 503 index of the wheels in dist
+	$(PY) wheels/make_index.py '$(DIST)'
+
+gpu-bundle: $(STAMP) ## pack out/gpu-bundle: all that a GPU machine without network needs
+	$(PY) wheels/gpu_bundle.py --out '$(OUT)'
+
+sbom: $(STAMP) ## write a bill of materials (CycloneDX) beside each wheel in DIST
+	$(PY) wheels/sbom.py '$(DIST)'
+
+clean: ## remove everything that was built (OUT and DIST), keep .venv
+	@for directory in '$(OUT)' '$(DIST)'; do \
+		case '$(CURDIR)/' in "$$(realpath -m -- "$$directory" | sed 's,/$$,,')"/*) \
+		echo "OUT, DIST: is '$$directory', must not hold the checkout"; exit 2;; esac; done
+	rm -rf -- '$(OUT)' '$(DIST)'

@@ -34,7 +34,8 @@ class Backend:
     ``sources`` are the driver's own files that decide what its artifacts contain, beside those of
     every backend. ``find_tools`` returns (name, version) of what no package version tells and
     raises ToolchainError where it is missing. ``compile_library`` makes the shared library that the
-    artifacts open by name, ``library``, if they need one.
+    artifacts open by name, ``library_name()``, if they need one. ``has_portable_image`` says that
+    the device code is the same whatever the host's processor is.
     """
 
     name: str
@@ -52,7 +53,8 @@ class Backend:
     compile_device: Callable[[DeviceJob], Resources]
     launcher_includes: Callable[[], tuple[Path, ...]]
     launcher_extra: Callable[[Lowered], tuple[tuple[str, Any], ...]]
-    library: str = ""
+    has_portable_image: bool = True
+    library_name: Callable[[], str] = lambda: ""
     compile_library: Callable[[Path, str, Path], None] | None = None
 
     def toolchain(self) -> tuple[tuple[str, str], ...]:
@@ -186,13 +188,14 @@ BACKENDS: dict[str, Backend] = {
         launcher_includes=lambda: (tvm_ffi_include(),),
         launcher_extra=lambda lowered: _acl_context(
             lowered,
-            library=ascend_sim.LIBRARY,
+            library=ascend_sim.library_name(),
             title="simulator library (tilewheel opens it before the artifact)",
             release="the same build",
             device_type="kDLCPU",
             search_toolkit=False,
         ),
-        library=ascend_sim.LIBRARY,
+        has_portable_image=False,
+        library_name=ascend_sim.library_name,
         compile_library=ascend_sim.compile_library,
     ),
 }

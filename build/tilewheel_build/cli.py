@@ -1,4 +1,4 @@
-"""``python -m tilewheel_build list | lower | build | finish | verify``."""
+"""``python -m tilewheel_build list | lower | build | merge | finish | verify``."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import platform
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
 from tilewheel_build.backends import BACKENDS
 from tilewheel_build.checkout import ROOT
-from tilewheel_build.driver import BuildResult, Failure, Layout, build, plan_units
+from tilewheel_build.driver import DISK_FULL, BuildResult, Failure, Layout, build, plan_units
 from tilewheel_build.errors import (
     ArtifactError,
     CompilationError,
@@ -24,9 +25,11 @@ from tilewheel_build.errors import (
     OptionError,
     ToolchainError,
 )
+from tilewheel_build.host_compiler import MACHINES
 from tilewheel_build.process import TIMEOUT_S
 from tilewheel_build.progress import artifact_table, watch
 from tilewheel_build.publish import lock
+from tilewheel_build.shard import Shard, build_shard, deal, merge
 from tilewheel_build.source_only import finish, pack, sources_directory
 from tilewheel_build.spec import OperatorSpec, SpecError, check_kernel_files, load_specs
 from tilewheel_build.unit import lower_variant
@@ -34,9 +37,6 @@ from tilewheel_build.variant import SelectionError, Variant, expand, select
 from tilewheel_build.verify import verify_directory
 
 EXIT_OK, EXIT_OPTION, EXIT_NOTHING, EXIT_CHECK = 0, OptionError.exit_code, 3, 7
-
-MACHINES = ("x86_64", "aarch64")
-"""Processors of the machines that artifacts are built for."""
 
 DEFAULT_TARGET = "cuda,ascend-sim"
 """What any machine can build: the backend `ascend` needs CANN."""
@@ -49,10 +49,13 @@ def main(arguments: Sequence[str]) -> int:
     layout = Layout(root=options.root.resolve(), out=_out_directory(options))
     try:
         if options.command == "verify":
-            return _verify(layout, options.target, errors)
+            return _verify(layout.artifacts(options.machine), options.target, errors)
         if options.command == "finish":
             with _exclusive(layout.out, errors):
                 return _finish(layout, options, errors)
+        if options.command == "merge":
+            with _exclusive(layout.out, errors):
+                return _merge(layout, options.directories)
         specs = load_specs(layout.root)
         check_kernel_files(specs, root=layout.root)
         chosen = _variants(specs, options)
@@ -60,15 +63,17 @@ def main(arguments: Sequence[str]) -> int:
             errors.print("nothing selected: no variant fits target, archs, profile and globs")
             return EXIT_NOTHING
         if options.command == "list":
-            return _list(chosen)
+            return _list(chosen, options.shard)
         with _exclusive(layout.out, errors):
             if options.command == "lower":
                 return _lower(chosen, layout)
             if options.source_only:
+                if options.shard is not None:
+                    raise OptionError("--shard: is given, must not be with --source-only")
                 return _pack(chosen, layout, options, errors)
             return _build(chosen, layout, options, errors)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in DISK_FULL:
             raise
         errors.print(f"{layout.out}: cannot be written: {error.strerror}")
         return EXIT_OPTION
@@ -92,15 +97,17 @@ def _parser() -> argparse.ArgumentParser:
         ("list", "print the keys; needs no compiler"),
         ("lower", "write the device source of each variant below out/lowered"),
         ("build", "build artifacts and their manifest below out/artifacts"),
+        ("merge", "publish what `build --shard` wrote, once all shards are there"),
         ("finish", "compile what `build --source-only` wrote, e.g. where CANN is installed"),
         ("verify", "check built artifacts: hashes, symbols, architectures"),
     ):
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("--root", type=Path, default=ROOT, help="the checkout")
         command.add_argument("--out", type=Path, help="where to write (default: <root>/out)")
+        if name in ("build", "finish", "verify"):
+            command.add_argument("--machine", default=platform.machine(), choices=MACHINES)
         if name in ("build", "finish"):
             command.add_argument("--jobs", type=_jobs, default=os.cpu_count() or 1)
-            command.add_argument("--machine", default=platform.machine(), choices=MACHINES)
             command.add_argument(
                 "--compile-timeout",
                 type=_seconds,
@@ -110,6 +117,9 @@ def _parser() -> argparse.ArgumentParser:
             )
         if name == "finish":
             command.add_argument("directory", type=Path, help="e.g. out/sources/ascend")
+            continue
+        if name == "merge":
+            command.add_argument("directories", nargs="+", type=Path, help="e.g. out/shards")
             continue
         command.add_argument(
             "--target",
@@ -121,6 +131,13 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--profile", help="dev, smoke, release or a model's profile")
         command.add_argument("--only", action="append", default=[], help="glob over keys")
         command.add_argument("--archs", default="", help="architectures; commas separate")
+        if name in ("list", "build"):
+            command.add_argument(
+                "--shard",
+                type=_shard,
+                metavar="I/N",
+                help="only the I-th of N shares, into out/shards, to `merge` later",
+            )
         if name == "build":
             command.add_argument(
                 "--source-only",
@@ -134,6 +151,13 @@ def _jobs(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"is {text!r}, must be an integer of at least 1")
     return int(text)
+
+
+def _shard(text: str) -> Shard:
+    try:
+        return Shard.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _seconds(text: str) -> float:
@@ -180,7 +204,7 @@ def _backends(target: str) -> list[str]:
     names = list(BACKENDS) if target == "all" else list(dict.fromkeys(target.split(",")))
     for name in names:
         if name not in BACKENDS:
-            raise SelectionError(f"--target: is {name!r}, must be one of {', '.join(BACKENDS)}")
+            raise OptionError(f"--target: is {name!r}, must be one of {', '.join(BACKENDS)}")
     return names
 
 
@@ -202,9 +226,9 @@ def _variants(
     }
 
 
-def _list(chosen: dict[str, tuple[Variant, ...]]) -> int:
+def _list(chosen: dict[str, tuple[Variant, ...]], shard: Shard | None) -> int:
     for variants in chosen.values():
-        for variant in variants:
+        for variant in variants if shard is None else deal(variants, shard):
             print(variant.key)
     return EXIT_OK
 
@@ -232,10 +256,13 @@ def _build(
         # Every tool is looked for before the first unit starts: a missing one fails early.
         plan_units(variants[:1], layout=layout, backend=backend, machine=options.machine)
     results: list[BuildResult] = []
+    shard: Shard | None = options.shard
+    run = build if shard is None else partial(build_shard, shard=shard)
     for backend, variants in chosen.items():
-        with watch(console, backend, len(variants)) as observe:
+        total = len(variants if shard is None else deal(variants, shard))
+        with watch(console, backend, total) as observe:
             results.append(
-                build(
+                run(
                     variants,
                     layout=layout,
                     backend=backend,
@@ -293,6 +320,12 @@ def _finish(layout: Layout, options: argparse.Namespace, errors: Console) -> int
     return _report(failures, errors)
 
 
+def _merge(layout: Layout, directories: Sequence[Path]) -> int:
+    for directory, count in merge(directories, layout):
+        print(f"{count} artifacts in {directory}")
+    return EXIT_OK
+
+
 def _report(failures: Sequence[Failure], errors: Console) -> int:
     for failed in failures:
         errors.print(f"\nfailed: {failed.key}\n{failed.message}\nkept: {failed.work}")
@@ -303,11 +336,11 @@ def _console() -> Console:
     return Console(highlight=False, width=None if sys.stdout.isatty() else 160)
 
 
-def _verify(layout: Layout, target: str, errors: Console) -> int:
-    directories = [layout.artifacts / name for name in _backends(target)]
+def _verify(artifacts: Path, target: str, errors: Console) -> int:
+    directories = [artifacts / name for name in _backends(target)]
     found = [path for path in directories if path.is_dir()]
     if not found:
-        errors.print(f"{layout.artifacts}: has no artifacts\nhint: run `make build`")
+        errors.print(f"{artifacts}: has no artifacts\nhint: run `make build`")
         return EXIT_NOTHING
     problems = [problem for path in found for problem in verify_directory(path)]
     for problem in problems:

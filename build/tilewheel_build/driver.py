@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,9 +22,11 @@ from tilewheel_build.errors import (
     ArtifactError,
     CompilationError,
     LoweringError,
+    OptionError,
     ToolchainError,
 )
 from tilewheel_build.fingerprint import driver_hash, fingerprint, fingerprint_inputs
+from tilewheel_build.host_compiler import MACHINES
 from tilewheel_build.pool import run_units
 from tilewheel_build.process import TIMEOUT_S
 from tilewheel_build.publish import publish
@@ -43,10 +47,13 @@ class Layout:
         """Directory that holds ``tilewheel_kernels``."""
         return self.root / "kernels"
 
-    @property
-    def artifacts(self) -> Path:
-        """Directory of the published artifacts, one sub-directory for each backend."""
-        return self.out / "artifacts"
+    def artifacts(self, machine: str) -> Path:
+        """Return where artifacts are published, one sub-directory for each backend.
+
+        Those for another processor lie beside this machine's own, which the runtime finds.
+        """
+        own = machine == platform.machine()
+        return self.out / ("artifacts" if own else f"artifacts-{machine}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +83,9 @@ class BuildResult:
     failures: tuple[Failure, ...]
 
 
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a directory that cannot hold what is built; another one can be chosen."""
+
 Observer = Callable[[Key, str], None]
 """Called in the driver's process with a key and ``cached``, ``built`` or ``failed``."""
 
@@ -101,6 +111,17 @@ def build(
     units = plan_units(
         variants, layout=layout, backend=backend, machine=machine, timeout_s=timeout_s
     )
+    result = build_units(units, jobs, observe)
+    if result.built:
+        manifest, files = collect(result.built, layout=layout, backend=backend, machine=machine)
+        publish(layout.artifacts(machine) / backend, manifest, files)
+    return result
+
+
+def build_units(
+    units: Iterable[Unit], jobs: int, observe: Observer = lambda key, event: None
+) -> BuildResult:
+    """Bring units into the cache: those that it lacks are built, ``jobs`` at a time."""
     built: list[Built] = []
     missing: list[Unit] = []
     for unit in units:
@@ -119,8 +140,6 @@ def build(
         observe(unit.variant.key, "built" if isinstance(outcome, UnitFacts) else "failed")
     built.sort(key=lambda item: item.unit.variant.key.sort_key())
     failures.sort(key=lambda item: item.key.sort_key())
-    if built:
-        _publish(built, layout=layout, backend=backend)
     return BuildResult(built=tuple(built), failures=tuple(failures))
 
 
@@ -133,16 +152,21 @@ def plan_units(
     timeout_s: float = TIMEOUT_S,
 ) -> tuple[Unit, ...]:
     """Return the units of work for the variants; raises ToolchainError when a tool is missing."""
-    toolchain = dict(BACKENDS[backend].toolchain())
+    described = BACKENDS[backend]
+    toolchain = dict(described.toolchain())
+    others = [name for name in MACHINES if name != machine and described.has_portable_image]
     units = []
     for variant in variants:
-        identity = fingerprint(unit_inputs(variant, layout, machine, toolchain))
+        inputs = unit_inputs(variant, layout, machine, toolchain)
+        identity = fingerprint(inputs)
+        siblings = [fingerprint({**inputs, "machine": name}) for name in others]
         units.append(
             Unit(
                 variant=variant,
                 fingerprint=identity,
                 kernels_root=layout.kernels,
                 cache=layout.out / "cache" / identity,
+                siblings=tuple(layout.out / "cache" / sibling for sibling in siblings),
                 work=layout.out / "work" / str(variant.key),
                 machine=machine,
                 timeout_s=timeout_s,
@@ -170,12 +194,19 @@ def failure(key: Key, work: Path, error: BaseException) -> Failure:
     """Return the report of a unit that raised ``error``, or whose worker died."""
     known = (LoweringError, CompilationError, ToolchainError, ArtifactError)
     message = str(error) if isinstance(error, known) else f"{type(error).__name__}: {error}"
+    exit_code = getattr(error, "exit_code", 1)
     if isinstance(error, BrokenProcessPool):
         message = "the worker process died (killed, or out of memory)"
-    return Failure(key=key, message=message, work=work, exit_code=getattr(error, "exit_code", 1))
+    if isinstance(error, OSError) and error.errno in DISK_FULL:
+        message = f"{error.filename or work}: cannot be written: {error.strerror}"
+        exit_code = OptionError.exit_code
+    return Failure(key=key, message=message, work=work, exit_code=exit_code)
 
 
-def _publish(built: Sequence[Built], *, layout: Layout, backend: str) -> None:
+def collect(
+    built: Sequence[Built], *, layout: Layout, backend: str, machine: str
+) -> tuple[Manifest, dict[str, Path]]:
+    """Return the manifest of what was built, and where the files to publish with it are."""
     files: dict[str, Path] = {}
     artifacts = []
     toolchain = BACKENDS[backend].toolchain()
@@ -184,7 +215,7 @@ def _publish(built: Sequence[Built], *, layout: Layout, backend: str) -> None:
             item.unit.variant,
             item.facts,
             layout=layout,
-            machine=item.unit.machine,
+            machine=machine,
             identity=item.unit.fingerprint,
             toolchain=toolchain,
         )
@@ -193,9 +224,8 @@ def _publish(built: Sequence[Built], *, layout: Layout, backend: str) -> None:
         source = source_name(item.unit.variant)
         suffix = Path(source).suffix
         files[artifact.path.removesuffix(".so") + suffix] = item.unit.cache / source
-    libraries, library_files = build_libraries(layout, backend, built[0].unit.machine)
-    manifest = new_manifest(layout, backend, artifacts, libraries)
-    publish(layout.artifacts / backend, manifest, files | library_files)
+    libraries, library_files = build_libraries(layout, backend, machine)
+    return new_manifest(layout, backend, artifacts, libraries), files | library_files
 
 
 def build_libraries(
@@ -207,24 +237,25 @@ def build_libraries(
         return (), {}
     inputs = [driver_hash(described.sources), machine, *map(str, described.toolchain())]
     identity = hashlib.sha256("\n".join([*inputs, *described.flags]).encode()).hexdigest()
-    path = layout.out / "cache" / identity / described.library
+    name = described.library_name()
+    path = layout.out / "cache" / identity / name
     if not path.is_file():
         # As for a unit: what a killed build leaves is in the work directory, where the next one
         # removes it, and the cache gets the finished directory as a whole.
-        work = layout.out / "work" / described.library
+        work = layout.out / "work" / name
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)
-        described.compile_library(work / described.library, machine, layout.out / "cache" / "zig")
+        described.compile_library(work / name, machine, layout.out / "cache" / "zig")
         path.parent.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(path.parent, ignore_errors=True)
         os.rename(work, path.parent)
     content = path.read_bytes()
     library = Library(
-        path=described.library,
+        path=name,
         sha256=hashlib.sha256(content).hexdigest(),
         size_bytes=len(content),
     )
-    return (library,), {described.library: path}
+    return (library,), {name: path}
 
 
 def describe(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,10 +37,21 @@ def read_shared_object(path: Path) -> SharedObject:
         ArtifactError: the file is missing or is no ELF shared object.
     """
     try:
-        with path.open("rb") as file:
-            return _read(ELFFile(file))
-    except (ELFError, OSError, struct.error) as error:
+        return parse_shared_object(path.read_bytes())
+    except (ArtifactError, OSError) as error:
         raise ArtifactError(f"{path}: is not a readable shared object: {error}") from error
+
+
+def parse_shared_object(content: bytes) -> SharedObject:
+    """Read the bytes of one shared object.
+
+    Raises:
+        ArtifactError: they are none.
+    """
+    try:
+        return _read(ELFFile(io.BytesIO(content)))
+    except (ELFError, struct.error) as error:
+        raise ArtifactError(str(error)) from error
 
 
 def _read(elf: ELFFile) -> SharedObject:

@@ -19,6 +19,7 @@ DRIVER_SOURCES = (
     "backends.py",
     "c_expression.py",
     "dtypes.py",
+    "elf.py",
     "host_compiler.py",
     "launcher.py",
     "lower.py",

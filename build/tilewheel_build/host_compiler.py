@@ -16,6 +16,9 @@ from tilewheel_build.process import run_tool
 GLIBC = "2.28"
 """The oldest supported glibc: manylinux_2_28."""
 
+MACHINES = ("x86_64", "aarch64")
+"""Processors of the machines that artifacts are built for, from any of them."""
+
 PACKAGES = ("ziglang", "apache-tvm-ffi")
 
 FLAGS = (

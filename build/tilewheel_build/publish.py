@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from tilewheel.manifest import FILE_NAME, Manifest, dump
 
@@ -17,9 +18,15 @@ _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
 
-def publish(directory: Path, manifest: Manifest, files: Mapping[str, Path]) -> None:
+def publish(
+    directory: Path,
+    manifest: Manifest,
+    files: Mapping[str, Path],
+    texts: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Replace ``directory`` by one that holds the manifest and ``files`` (relative path -> source).
 
+    ``texts`` are more files, given by their content.
     A build that is killed at any point leaves the old directory or the new one.
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
@@ -33,7 +40,8 @@ def publish(directory: Path, manifest: Manifest, files: Mapping[str, Path]) -> N
                 target = staging / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source, target)
-            (staging / FILE_NAME).write_text(dump(manifest))
+            for name, text in {**texts, FILE_NAME: dump(manifest)}.items():
+                (staging / name).write_text(text)
             _set_modes(staging)
             _exchange(staging, directory)
         finally:

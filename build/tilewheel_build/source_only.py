@@ -171,7 +171,7 @@ def finish(
     timeout_s: float = TIMEOUT_S,
     observe: Observer = lambda key, event: None,
 ) -> tuple[int, tuple[Failure, ...]]:
-    """Compile what ``pack`` wrote and publish it below ``layout.artifacts``.
+    """Compile what ``pack`` wrote and publish it below ``layout.artifacts(machine)``.
 
     Raises:
         ToolchainError: a tool is missing or another than the one that lowered; nothing was started.
@@ -202,7 +202,7 @@ def finish(
     if done:
         libraries, library_files = build_libraries(layout, backend.name, machine)
         finished = replace(manifest, artifacts=tuple(done.values()), libraries=libraries)
-        publish(layout.artifacts / backend.name, finished, files | library_files)
+        publish(layout.artifacts(machine) / backend.name, finished, files | library_files)
     for key in done:
         shutil.rmtree(layout.out / "work" / key, ignore_errors=True)
     return len(done), tuple(sorted(failures, key=lambda item: item.key.sort_key()))

@@ -18,6 +18,7 @@ from typing import Any
 from tilewheel.key import Target
 from tilewheel.manifest import Argument, Launch, Resources
 from tilewheel_build.backends import BACKENDS, DeviceJob
+from tilewheel_build.elf import read_shared_object
 from tilewheel_build.errors import ArtifactError
 from tilewheel_build.host_compiler import compile_launcher
 from tilewheel_build.launcher import (
@@ -39,7 +40,11 @@ FACTS = "facts.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """A variant to build and where: ``cache`` receives the finished directory."""
+    """A variant to build and where: ``cache`` receives the finished directory.
+
+    ``siblings`` are where the same variant lies in the cache once it is built for another
+    processor; its device code is then taken from there.
+    """
 
     variant: Variant
     fingerprint: str
@@ -48,6 +53,7 @@ class Unit:
     work: Path
     machine: str
     timeout_s: float
+    siblings: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,18 +96,43 @@ def build_unit(unit: Unit) -> UnitFacts:
     """
     shutil.rmtree(unit.work, ignore_errors=True)
     unit.work.mkdir(parents=True)
-    sources = write_sources(unit.variant, unit.kernels_root, unit.work)
-    result = compile_sources(
-        sources,
-        work=unit.work,
-        target=unit.variant.key.target,
-        machine=unit.machine,
-        zig_cache=unit.cache.parent / "zig",
-        timeout_s=unit.timeout_s,
-    )
+    target, zig_cache = unit.variant.key.target, unit.cache.parent / "zig"
+    image = _copy_sibling(unit)
+    if image is not None:
+        result = link(
+            image, work=unit.work, target=target, machine=unit.machine, zig_cache=zig_cache
+        )
+    else:
+        result = compile_sources(
+            write_sources(unit.variant, unit.kernels_root, unit.work),
+            work=unit.work,
+            target=target,
+            machine=unit.machine,
+            zig_cache=zig_cache,
+            timeout_s=unit.timeout_s,
+        )
     _publish(unit.work, unit.cache, (ARTIFACT, source_name(unit.variant), LAUNCHER), result)
     shutil.rmtree(unit.work, ignore_errors=True)
     return result
+
+
+def _copy_sibling(unit: Unit) -> UnitFacts | None:
+    """Copy device code and launcher of a finished sibling into the work directory, if there is one.
+
+    What decides them is in its fingerprint, which differs from the unit's in the processor only.
+    """
+    backend = BACKENDS[unit.variant.key.target.backend]
+    for sibling in unit.siblings:
+        facts = read_unit(sibling)
+        if facts is None:
+            continue
+        image = read_shared_object(sibling / ARTIFACT).image
+        (unit.work / ("kernel" + backend.image_suffix)).write_bytes(image)
+        for name in (source_name(unit.variant), LAUNCHER):
+            shutil.copyfile(sibling / name, unit.work / name)
+        shutil.copyfile(TEMPLATES / ARGUMENTS_HEADER, unit.work / ARGUMENTS_HEADER)
+        return facts
+    return None
 
 
 def write_sources(variant: Variant, kernels_root: Path, work: Path) -> UnitFacts:
@@ -157,12 +188,11 @@ def compile_sources(
     """
     backend = BACKENDS[target.backend]
     started = time.perf_counter()
-    image = "kernel" + backend.image_suffix
     reported = backend.compile_device(
         DeviceJob(
             work=work,
             source="kernel" + backend.source_suffix,
-            output=image,
+            output="kernel" + backend.image_suffix,
             arch=target.arch,
             machine=machine,
             shared_bytes=facts.launch.dynamic_shared_bytes,
@@ -170,6 +200,23 @@ def compile_sources(
             timeout_s=timeout_s,
         )
     )
+    known = {name: value for name, value in asdict(reported).items() if value is not None}
+    linked = link(
+        replace(facts, resources=replace(facts.resources, **known)),
+        work=work,
+        target=target,
+        machine=machine,
+        zig_cache=zig_cache,
+    )
+    return replace(linked, compile_s=time.perf_counter() - started)
+
+
+def link(
+    facts: UnitFacts, *, work: Path, target: Target, machine: str, zig_cache: Path
+) -> UnitFacts:
+    """Compile launcher and device code in ``work`` to the artifact there."""
+    backend = BACKENDS[target.backend]
+    image = "kernel" + backend.image_suffix
     compile_launcher(
         work=work,
         source=LAUNCHER,
@@ -179,13 +226,10 @@ def compile_sources(
         image_sha256=_sha256(work / image),
         zig_cache=zig_cache,
     )
-    known = {name: value for name, value in asdict(reported).items() if value is not None}
     return replace(
         facts,
         sha256=_sha256(work / ARTIFACT),
         size_bytes=(work / ARTIFACT).stat().st_size,
-        resources=replace(facts.resources, **known),
-        compile_s=time.perf_counter() - started,
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from tilewheel.key import ANY, Key, Target, Value
 from tilewheel_build.dtypes import DTYPES
+from tilewheel_build.errors import OptionError
 from tilewheel_build.grid import backend_bindings, covers
 from tilewheel_build.spec_errors import choice, guess
 from tilewheel_build.spec_fields import KNOWN_ARCHS
@@ -18,7 +19,7 @@ NUM_NEAREST = 5
 
 
 class SelectionError(LookupError):
-    """No variant is what the command line asks for."""
+    """No variant is what the command line asks for, though all its names are known."""
 
     exit_code = 3
 
@@ -53,14 +54,14 @@ def expand(
         The variants; none where the spec lacks the backend, or each of the architectures.
 
     Raises:
-        SelectionError: a backend or an architecture is unknown to tilewheel.
+        OptionError: a backend or an architecture is unknown to tilewheel.
     """
     if backend not in KNOWN_ARCHS:
-        raise SelectionError(_unknown("backend", backend, KNOWN_ARCHS))
+        raise OptionError(_unknown("backend", backend, KNOWN_ARCHS))
     known_archs = {arch for known in KNOWN_ARCHS.values() for arch in known}
     for arch in archs or ():
         if arch not in known_archs:
-            raise SelectionError(_unknown("arch", arch, known_archs))
+            raise OptionError(_unknown("arch", arch, known_archs))
     section = "ascend" if backend == "ascend-sim" else backend
     variants = [
         Variant(
@@ -96,7 +97,8 @@ def select(
     instead: an operator need not exist for every backend, and then the error says where it does.
 
     Raises:
-        SelectionError: no spec has the profile, or a glob matches nothing.
+        OptionError: no spec has the profile.
+        SelectionError: a glob matches nothing.
     """
     everything = tuple(variants)
     if not everything:
@@ -105,7 +107,7 @@ def select(
     if profile is not None:
         known = {item.name for variant in everything for item in variant.spec.profiles}
         if profile not in known:
-            raise SelectionError(_unknown("profile", profile, known))
+            raise OptionError(_unknown("profile", profile, known))
         chosen = tuple(variant for variant in everything if profile in profiles_of(variant))
     for glob in only:
         if not _matching(chosen, glob):

@@ -6,6 +6,7 @@ import operator
 from typing import Any
 
 from torch import Tensor, dtype, strided
+from torch.compiler import is_compiling
 
 from tilewheel import torch_ops
 
@@ -22,6 +23,12 @@ def dense(where: str, tensor: object, dtypes: tuple[dtype, ...], hint: str = "")
         known = " or ".join(str(known) for known in dtypes)
         raise TypeError(
             f"{where}: dtype is {tensor.dtype}, must be {known}" + (f"\nhint: {hint}" * bool(hint))
+        )
+    # Its memory holds the values before the negation, which is all that a kernel sees. Inside a
+    # graph, torch resolves it before the operator runs.
+    if not is_compiling() and tensor.is_neg():
+        raise ValueError(
+            f"{where}: is a negated view, must hold its values in memory\nhint: call .resolve_neg()"
         )
 
 

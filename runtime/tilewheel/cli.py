@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
-from importlib import metadata
 from typing import Any
 
 import tilewheel
-from tilewheel import api, device, discovery, loader, selftest
+from tilewheel import api, discovery, environment, loader, selftest
 from tilewheel.discovery import Entry
 from tilewheel.errors import ArtifactLoadError, nearest
 from tilewheel.key import Value, format_value, is_name, parse_value
@@ -60,10 +58,12 @@ def parser() -> argparse.ArgumentParser:
     why.add_argument("--target", metavar="TARGET", help="cuda-sm_90a, cuda:1, ascend-sim, ...")
     verify = add("verify", _verify, "Check that every artifact's file is there and whole.")
     verify.add_argument("only", **only)
-    verify.add_argument("--hash", action="store_true", help="compare the SHA-256 too")
+    verify.add_argument(
+        "--hash", action="store_true", help="compare every SHA-256, not only those of overlays"
+    )
     self_test = add("selftest", _selftest, "Run artifacts against the reference.")
     self_test.add_argument("only", **only)
-    add("env", _env, "Show versions, devices and where artifacts come from.")
+    add("env", _env, "Show versions, driver, devices and manifests.")
     return root
 
 
@@ -90,7 +90,7 @@ def _nothing(only: str) -> Outcome:
         text = "no artifacts can be read"
     else:
         text = (
-            "no artifacts are installed\nhint: pip install tilewheel-cuda, or set "
+            "no artifacts are installed\nhint: pip install tilewheel-cu13, or set "
             f"{discovery.VARIABLE} to a directory of artifacts"
         )
     return _outcome(NOTHING_SELECTED, text, {"artifacts": []}, problems)
@@ -160,8 +160,11 @@ def _why(arguments: argparse.Namespace) -> Outcome:
     tree = {
         "operator": selection.request.operator,
         "parameters": dict(selection.request.parameters),
-        "device": asdict(selection.device),
+        "device": asdict(selection.device) | {"properties": dict(selection.device.properties)},
         "choice": None if choice is None else str(choice.artifact.key),
+        "source": None if choice is None else choice.source,
+        "file": None if choice is None else str(choice.path),
+        "alternatives": [str(entry.artifact.key) for entry in selection.alternatives],
         "rejections": [
             {"key": str(item.entry.artifact.key), "reasons": list(item.reasons)}
             for item in selection.rejections
@@ -184,12 +187,15 @@ def _verify(arguments: argparse.Namespace) -> Outcome:
             loader.check_files(entry, verify=arguments.hash)
         except ArtifactLoadError as error:
             failures.append(str(error))
-    what = "place, size and hash" if arguments.hash else "place and size"
+    num_hashed = sum(arguments.hash or entry.is_overlay for entry in entries)
+    what = "place, size and hash" if num_hashed == len(entries) else "place and size"
+    if 0 < num_hashed < len(entries):
+        what += f", {num_hashed} in hash too"
     text = "\n".join(
         [f"{len(entries) - len(failures)} of {len(entries)} artifacts right in {what}", *failures]
     )
     code = CHECK_FAILED if failures or problems else OK
-    tree = {"num_checked": len(entries), "failures": failures}
+    tree = {"num_checked": len(entries), "num_hashed": num_hashed, "failures": failures}
     return _outcome(code, text, tree, problems)
 
 
@@ -215,34 +221,8 @@ def _selftest(arguments: argparse.Namespace) -> Outcome:
 
 
 def _env(arguments: argparse.Namespace) -> Outcome:
-    catalog = discovery.catalog()
-    sources: dict[str, int] = {}
-    for entry in catalog.entries:
-        name = f"{entry.source} ({entry.root})"
-        sources[name] = sources.get(name, 0) + 1
-    tree = {
-        "tilewheel": tilewheel.__version__,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "torch": _version("torch"),
-        "torch_npu": _version("torch_npu"),
-        "tvm_ffi": _version("apache-tvm-ffi"),
-        "devices": {
-            str(found): dict(found.properties)
-            for found in (*device.cuda_devices(), device.simulated())
-        },
-        "artifacts": sources,
-        discovery.VARIABLE: os.environ.get(discovery.VARIABLE, ""),
-        "TILEWHEEL_LOG": os.environ.get("TILEWHEEL_LOG", ""),
-    }
-    return _outcome(OK, "\n".join(_lines(tree)), tree, catalog.problems)
-
-
-def _version(distribution: str) -> str:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return "not installed"
+    tree, problems = environment.describe(discovery.catalog(), os.environ)
+    return _outcome(OK, "\n".join(_lines(tree)), tree, problems)
 
 
 def _lines(tree: dict[str, Any], indent: str = "") -> list[str]:
@@ -275,6 +255,6 @@ def _cell(value: object) -> str:
         return "-"
     if isinstance(value, (list, tuple)):
         return " ".join(_cell(item) for item in value)
-    if isinstance(value, (bool, int, str)):
-        return format_value(value)
-    return str(value)
+    if isinstance(value, str):
+        return "; ".join(value.splitlines())  # a message of several lines stays one cell
+    return format_value(value) if isinstance(value, (bool, int)) else str(value)

@@ -145,6 +145,26 @@ def cuda_devices() -> tuple[Device, ...]:
     return tuple(_cuda_by_driver(driver, index) for index in range(count.value))
 
 
+def npu_devices() -> tuple[Device, ...]:
+    """Return the NPUs of this machine; this imports torch_npu.
+
+    Raises:
+        RuntimeError: torch_npu cannot be imported.
+    """
+    from tilewheel import npu
+
+    return tuple(_npu(index) for index in range(npu.device_count()))
+
+
+def cuda_driver_version() -> int | None:
+    """Return the CUDA version that libcuda reports, 13000 for 13.0, or None where there is none."""
+    driver = _driver()
+    version = ctypes.c_int()
+    if driver is None or driver.cuDriverGetVersion(ctypes.byref(version)) != 0:
+        return None
+    return version.value
+
+
 def _current_type() -> str:
     torch = sys.modules.get("torch")
     if torch is not None and getattr(torch, "npu", None) is not None and torch.npu.is_available():
@@ -178,7 +198,7 @@ def _cuda_by_torch(index: int | None) -> Device:
         arch=cuda_arch(found.major, found.minor),
         name=found.name,
         index=index,
-        properties=_cuda_properties(_driver(), found.multi_processor_count),
+        properties=_cuda_properties(found.multi_processor_count),
     )
 
 
@@ -198,15 +218,13 @@ def _cuda_by_driver(driver: ctypes.CDLL, index: int) -> Device:
         arch=cuda_arch(attribute(_COMPUTE_CAPABILITY_MAJOR), attribute(_COMPUTE_CAPABILITY_MINOR)),
         name=name.value.decode(errors="replace"),
         index=index,
-        properties=_cuda_properties(driver, attribute(_MULTIPROCESSOR_COUNT)),
+        properties=_cuda_properties(attribute(_MULTIPROCESSOR_COUNT)),
     )
 
 
-def _cuda_properties(driver: ctypes.CDLL | None, num_sms: int) -> tuple[tuple[str, int], ...]:
-    version = ctypes.c_int()
-    branch = None
-    if driver is not None and driver.cuDriverGetVersion(ctypes.byref(version)) == 0:
-        branch = driver_branch(version.value)
+def _cuda_properties(num_sms: int) -> tuple[tuple[str, int], ...]:
+    version = cuda_driver_version()
+    branch = None if version is None else driver_branch(version)
     known = () if branch is None else (("driver", branch),)
     return (*known, ("num_sms", num_sms))
 

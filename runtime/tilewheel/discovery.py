@@ -48,11 +48,25 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A manifest that was read, its directory, and the package or variable that named it."""
+
+    manifest: manifest.Manifest
+    root: Path
+    source: str
+    is_overlay: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Catalog:
-    """All artifacts found, overlays first, and what kept others from being found."""
+    """All artifacts found, overlays first, and what kept others from being found.
+
+    ``manifests`` are those that the entries come from.
+    """
 
     entries: tuple[Entry, ...]
     problems: tuple[str, ...] = ()
+    manifests: tuple[Found, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,15 +105,16 @@ def refresh() -> None:
 
 def find(entry_points: Iterable[EntryPoint], environment: Mapping[str, str]) -> Catalog:
     """Read every manifest that the entry points and the environment name."""
-    entries: list[Entry] = []
+    manifests: list[Found] = []
     problems: list[str] = []
     seen: set[Path] = set()
     for source in _sources(entry_points, environment, problems):
         for root in _roots(source, problems):
             if root not in seen:
                 seen.add(root)
-                entries.extend(_read(root, source, problems))
-    return Catalog(entries=tuple(entries), problems=tuple(problems))
+                manifests.extend(_read(root, source, problems))
+    entries = tuple(entry for found in manifests for entry in _entries(found))
+    return Catalog(entries=entries, problems=tuple(problems), manifests=tuple(manifests))
 
 
 def _sources(
@@ -157,7 +172,7 @@ def _roots(source: _Source, problems: list[str]) -> list[Path]:
     return roots
 
 
-def _read(root: Path, source: _Source, problems: list[str]) -> list[Entry]:
+def _read(root: Path, source: _Source, problems: list[str]) -> list[Found]:
     path = root / manifest.FILE_NAME
     try:
         found = manifest.read(path)
@@ -171,16 +186,18 @@ def _read(root: Path, source: _Source, problems: list[str]) -> list[Entry]:
             "hint: install the artifact package of the same version as tilewheel"
         )
         return []
-    return [
-        Entry(
+    return [Found(manifest=found, root=root, source=source.name, is_overlay=source.is_overlay)]
+
+
+def _entries(found: Found) -> Iterator[Entry]:
+    for artifact in found.manifest.artifacts:
+        yield Entry(
             artifact=artifact,
-            root=root,
-            source=source.name,
-            is_overlay=source.is_overlay,
-            libraries=found.libraries,
+            root=found.root,
+            source=found.source,
+            is_overlay=found.is_overlay,
+            libraries=found.manifest.libraries,
         )
-        for artifact in found.artifacts
-    ]
 
 
 # A fork waits for a thread that is reading: the child would inherit what that thread has locked.

@@ -33,7 +33,8 @@ class Kernel:
 
     ``function`` is what a call runs, for callers that count nanoseconds. Arguments that come from
     the device (such as ``num_sms``) are in it already. The artifact checks every argument and
-    raises ``TypeError`` or ``ValueError``; it launches on the caller's current stream.
+    raises ``TypeError`` or ``ValueError``; it launches on the caller's current stream. It reads
+    memory as it lies, so that a lazily negated view must be resolved first (``resolve_neg``).
     """
 
     artifact: Artifact
@@ -92,7 +93,7 @@ def load(entry: Entry, device: Device, *, verify: bool = False) -> Kernel:
     with _lock:
         kernel = _kernels.get((entry.path, device))
         if kernel is None or verify:
-            path, *libraries = check_files(entry, verify=verify or entry.is_overlay)
+            path, *libraries = check_files(entry, verify=verify)
         if kernel is None:
             kernel = _open(entry, path, libraries, device)
             _kernels[entry.path, device] = kernel
@@ -108,12 +109,13 @@ def clear() -> None:
 def check_files(entry: Entry, *, verify: bool) -> tuple[Path, ...]:
     """Return the artifact's file and its libraries', once place and size of each are right.
 
-    With ``verify`` their hashes must be right too.
+    With ``verify``, and always for an overlay, their hashes must be right too.
 
     Raises:
         ArtifactLoadError: they are not; the message says which.
     """
     files: tuple[Artifact | Library, ...] = (entry.artifact, *entry.libraries)
+    verify = verify or entry.is_overlay
     return tuple(_check_file(entry, file, verify=verify) for file in files)
 
 
@@ -185,7 +187,7 @@ def open_libraries(entry: Entry) -> tuple[ctypes.CDLL, ...]:
     Raises:
         ArtifactLoadError: one is missing, changed, or no shared library.
     """
-    paths = check_files(entry, verify=entry.is_overlay)[1:]
+    paths = check_files(entry, verify=False)[1:]
     try:
         return tuple(_open_library(path) for path in paths)
     except OSError as error:

@@ -50,13 +50,14 @@ def topk_gate(scores: Tensor, num_topk: int, *, out: Tensor | None = None) -> Te
     if is_compiling():
         return _topk_gate_traced(scores, num_topk, out)
     try:
-        # Only what the launcher cannot see (common memory), or what must not depend on whether
-        # the artifact is loaded already; the launcher checks the rest.
+        # Only what the launcher cannot see (common memory, a pending negation), or what must not
+        # depend on whether the artifact is loaded already; the launcher checks the rest.
         if (
             type(scores) is Tensor
             and type(num_topk) is int
             and scores.dtype is float32
             and scores.is_contiguous()
+            and not scores.is_neg()
         ):
             num_tokens, num_experts = scores.shape
             device = scores.device
@@ -67,6 +68,7 @@ def topk_gate(scores: Tensor, num_topk: int, *, out: Tensor | None = None) -> Te
                     idx = empty((num_tokens, num_topk), dtype=int64, device=device)
                 elif (
                     type(idx) is not Tensor
+                    or idx.is_neg()
                     or -4 * num_tokens * num_experts
                     < scores.data_ptr() - idx.data_ptr()
                     < 8 * num_tokens * num_topk

@@ -33,6 +33,15 @@ def describe(index: int | None) -> tuple[int, str, str, int | None]:
     return index, name, arch_of(name), num_vec_cores
 
 
+def device_count() -> int:
+    """Return how many NPUs this machine has.
+
+    Raises:
+        RuntimeError: torch_npu cannot be imported.
+    """
+    return int(_import_torch_npu().npu.device_count())
+
+
 def arch_of(name: str) -> str:
     """Return the architecture of an NPU by its name; an unknown one matches no artifact."""
     for series, arch in _ARCHS.items():

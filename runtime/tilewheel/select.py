@@ -19,6 +19,9 @@ from tilewheel.manifest import Artifact
 
 _SHOWN_REJECTIONS = 5
 
+_WHEELS = {"cuda": "tilewheel-cu13"}
+"""Packages of artifacts that are not called as their backend is."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
@@ -79,7 +82,7 @@ class Selection:
 
     def _hints(self) -> list[str]:
         if not self.known_operators:
-            wheel = f"tilewheel-{self.device.backend}"
+            wheel = _WHEELS.get(self.device.backend, f"tilewheel-{self.device.backend}")
             return [f"hint: pip install {wheel}, or build here: {self.command}"]
         if self.request.operator not in self.known_operators:
             return []

@@ -32,8 +32,8 @@ class Row:
 
     key: str
     status: str
-    reason: str
     time_ms: float
+    reason: str
 
 
 def machine() -> tuple[Device, ...]:
@@ -61,7 +61,7 @@ def _run(entry: Entry, available: tuple[Device, ...]) -> Row:
 
     def row(status: str, reason: str = "") -> Row:
         elapsed_ms = (time.perf_counter() - begin_s) * 1e3
-        return Row(key=str(key), status=status, reason=reason, time_ms=elapsed_ms)
+        return Row(key=str(key), status=status, time_ms=elapsed_ms, reason=reason)
 
     device = next((d for d in available if d.backend == key.target.backend), None)
     if device is None:

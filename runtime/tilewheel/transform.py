@@ -88,6 +88,7 @@ def apply_rotary(
             and query.ndim == 3
             and not query.requires_grad
             and 0 not in query.stride()
+            and not (query.is_neg() or cos_sin_cache.is_neg())
             and type(seqlen_offset) is int
             and type(interleaved) is type(conjugate) is bool
         ):
@@ -123,6 +124,7 @@ def _is_plain_key(key: Tensor, query: Tensor) -> bool:
         and key.ndim == 3
         and not key.requires_grad
         and 0 not in key.stride()
+        and not key.is_neg()
         and key.data_ptr() != query.data_ptr()
     )
 
@@ -132,6 +134,7 @@ def _is_plain_positions(positions: Tensor, query: Tensor) -> bool:
         type(positions) is Tensor
         and positions.shape == query.shape[:1]
         and positions.is_contiguous()
+        and not positions.is_neg()
         and positions.dtype in (int64, int32)
     )
 

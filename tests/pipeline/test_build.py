@@ -217,9 +217,6 @@ def cli(
     ("arguments", "message"),
     [
         (("--only", "nothing*"), "only: 'nothing*' matches none of 3 variants, must match one"),
-        (("--profile", "develop"), "profile: is 'develop', must be "),
-        (("--archs", "sm_91"), "arch: is 'sm_91', must be "),
-        (("--target", "cud"), "--target: is 'cud', must be one of cuda, "),
         (("--archs", "sm_80"), "nothing selected: no variant fits target, archs, profile and glob"),
     ],
 )
@@ -228,6 +225,22 @@ def test_selection_of_nothing_ends_with_3(
 ) -> None:
     code, printed = cli("build", *arguments)
     assert code == 3
+    assert message in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--profile", "develop"), "profile: is 'develop', must be "),
+        (("--archs", "sm_91"), "arch: is 'sm_91', must be "),
+        (("--target", "cud"), "--target: is 'cud', must be one of cuda, "),
+    ],
+)
+def test_unknown_name_ends_with_2(
+    cli: Callable[..., tuple[int, str]], arguments: tuple[str, ...], message: str
+) -> None:
+    code, printed = cli("build", *arguments)
+    assert code == 2
     assert message in printed
 
 
@@ -285,6 +298,21 @@ def test_full_disk_while_publishing_ends_with_2(
     assert main(copy.command("build")[3:]) == 2
     assert capsys.readouterr().err == f"{copy.out}: cannot be written: No space left on device\n"
     assert copy.published() == before
+
+
+def test_full_disk_in_a_worker_is_reported_with_the_file_and_2() -> None:
+    from tilewheel.key import Key
+    from tilewheel_build.driver import failure
+    from tilewheel_build.pool import run_units
+
+    full = Path("/dev/full")
+    ((_, outcome),) = run_units(full.write_text, ["text"], 1)
+    assert isinstance(outcome, OSError)
+    failed = failure(Key.parse(STAGE), full, outcome)
+    assert (failed.message, failed.exit_code) == (
+        "/dev/full: cannot be written: No space left on device",
+        2,
+    )
 
 
 def test_reader_that_leaves_early_is_no_error_to_speak_of(built: Any) -> None:

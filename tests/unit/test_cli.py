@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from importlib import metadata
+from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -65,7 +69,7 @@ def test_list_without_artifacts_says_how_to_get_them(run, overlay, monkeypatch):
     assert run("list") == (
         3,
         "no artifacts are installed\n"
-        "hint: pip install tilewheel-cuda, or set TILEWHEEL_ARTIFACTS to a directory "
+        "hint: pip install tilewheel-cu13, or set TILEWHEEL_ARTIFACTS to a directory "
         "of artifacts\n",
         "",
     )
@@ -116,6 +120,17 @@ def test_why_explains_a_choice(run, listed):
     )
     assert code == 0
     assert out.splitlines()[0] == f"topk_gate num_experts=256 num_topk=8 on cuda-sm_90a: {CUDA}"
+
+
+def test_why_as_json(run, listed):
+    request = ("topk_gate", "num_experts=256", "num_topk=8", "--target", "cuda-sm_90a")
+    tree = json.loads(run("why", *request, "--json")[1])
+    assert (tree["choice"], tree["source"]) == (CUDA, "TILEWHEEL_ARTIFACTS")
+    assert tree["file"] == f"{listed}/sm_90a/{CUDA}.so"
+    assert tree["alternatives"] == []
+    assert tree["parameters"] == {"num_experts": 256, "num_topk": 8}
+    assert tree["device"]["properties"] == {}
+    assert [item["key"] for item in tree["rejections"]] == [KEY]
 
 
 def test_why_explains_that_nothing_fits(run, listed):
@@ -232,27 +247,68 @@ def test_wrong_command_line_exits_with_2(run, argv):
     assert run(*argv)[0] == 2
 
 
-def test_verify_checks_files(run, overlay, install):
-    install(overlay, KEY)
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """Make an empty directory that of an installed package, and return it."""
+    root = tmp_path / "site" / "tw_fake_cli"
+    root.mkdir(parents=True)
+    monkeypatch.syspath_prepend(root.parent)
+    monkeypatch.delenv("TILEWHEEL_ARTIFACTS", raising=False)
+    point = EntryPoint(name="fake", value="tw_fake_cli", group="tilewheel.artifacts")
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: (point,))
+    tw.refresh()
+    yield root
+    tw.refresh()
+
+
+def change_last_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def test_verify_checks_files_and_hashes_them_on_demand(run, package, install):
+    install(package, KEY)
     assert run("verify") == (0, "1 of 1 artifacts right in place and size\n", "")
-    assert run("verify", "--hash") == (0, "1 of 1 artifacts right in place, size and hash\n", "")
+    assert run("verify", "--hash") == (
+        0,
+        "1 of 1 artifacts right in place, size and hash\n",
+        "",
+    )
+
+
+def test_verify_says_how_many_were_hashed(run, package, install, tmp_path, monkeypatch):
+    install(package, KEY)
+    (tmp_path / "other").mkdir()
+    install(tmp_path / "other", KEY)
+    monkeypatch.setenv("TILEWHEEL_ARTIFACTS", str(tmp_path / "other"))
+    tw.refresh()
+    assert run("verify")[1] == "2 of 2 artifacts right in place and size, 1 in hash too\n"
+
+
+def test_verify_always_hashes_an_overlay(run, overlay, install):
+    path = overlay / install(overlay, KEY).path
+    assert run("verify") == (0, "1 of 1 artifacts right in place, size and hash\n", "")
+    change_last_byte(path)
+    code, out, _ = run("verify", "--json")
+    assert code == 7
+    tree = json.loads(out)
+    assert (tree["num_checked"], tree["num_hashed"]) == (1, 1)
+    assert tree["failures"][0].startswith(f"{KEY}: sha256 of ")
 
 
 def test_verify_reports_what_is_wrong_and_exits_with_7(run, listed):
     code, out, _ = run("verify", "*-cuda-*")
     assert code == 7
     assert out == (
-        "0 of 1 artifacts right in place and size\n"
+        "0 of 1 artifacts right in place, size and hash\n"
         f"{CUDA}: {listed}/sm_90a/{CUDA}.so is missing, must be the file that the manifest lists\n"
         "hint: build the artifact and its manifest again\n"
     )
 
 
-def test_verify_with_hash_finds_a_changed_byte(run, overlay, install):
-    path = overlay / install(overlay, KEY).path
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
+def test_verify_with_hash_finds_a_changed_byte(run, package, install):
+    change_last_byte(package / install(package, KEY).path)
     assert run("verify")[0] == 0
     code, out, _ = run("verify", "--hash", "--json")
     assert code == 7
@@ -271,11 +327,92 @@ def test_env_shows_versions_devices_and_sources(run, listed):
     assert code == 0
     lines = out.splitlines()
     assert f"tilewheel: {tw.__version__}" in lines
-    assert f"  TILEWHEEL_ARTIFACTS ({listed}): 2" in lines
-    assert f"TILEWHEEL_ARTIFACTS: {os.environ['TILEWHEEL_ARTIFACTS']}" in lines
-    tree = json.loads(run("env", "--json")[1])
+    assert f"  {listed}:" in lines
+    assert "    num_artifacts: 2" in lines
+    assert "    archs: dav_3510 sm_90a" in lines
+    assert f"  TILEWHEEL_ARTIFACTS: {listed}" in lines
+
+
+def test_env_as_json(run, listed, monkeypatch):
+    monkeypatch.setattr("tilewheel.device._driver", lambda: None)
+    code, out, _ = run("env", "--json")
+    assert code == 0
+    tree = json.loads(out)
+    assert (tree["manifest_schema"], tree["runtime_abi"]) == ("1.0", 1)
+    assert tree["packages"]["torch"] == metadata.version("torch")
+    assert tree["driver"] == {"cuda": "not installed"}
     simulator = "ascend-sim:0 (functional simulator, dav_3510)"
-    assert tree["devices"][simulator] == {"num_vec_cores": 64}
+    assert tree["devices"] == {simulator: {"target": "ascend_sim-dav_3510", "num_vec_cores": 64}}
+    assert tree["manifests"] == {
+        str(listed): {
+            "source": "TILEWHEEL_ARTIFACTS",
+            "overlay": True,
+            "backend": "cuda",
+            "tilewheel": "0.1.0",
+            "commit": None,
+            "dirty": None,
+            "archs": ["dav_3510", "sm_90a"],
+            "num_artifacts": 2,
+            "size_bytes": 2,
+        }
+    }
+    assert tree["variables"] == {"TILEWHEEL_ARTIFACTS": str(listed), "TILEWHEEL_LOG": ""}
+    assert tree["problems"] == []
+
+
+@pytest.mark.parametrize(
+    ("version", "text"),
+    [(13000, "CUDA 13.0, branch 580"), (12080, "CUDA 12.8, branch 570"), (11080, "CUDA 11.8")],
+)
+def test_env_tells_the_driver(run, overlay, monkeypatch, version, text):
+    monkeypatch.setattr("tilewheel.device.cuda_driver_version", lambda: version)
+    assert json.loads(run("env", "--json")[1])["driver"] == {"cuda": text}
+
+
+def test_env_names_a_torch_npu_that_does_not_import(run, overlay, monkeypatch):
+    versions = {"torch_npu": "2.13.0"}
+    monkeypatch.setattr(
+        "tilewheel.environment._version", lambda name: versions.get(name, "not installed")
+    )
+    monkeypatch.setitem(sys.modules, "torch_npu", None)
+    code, out, _ = run("env", "--json")
+    tree = json.loads(out)
+    assert code == 0
+    assert tree["packages"]["torch_npu"] == "2.13.0"
+    assert any("torch_npu cannot be imported" in problem for problem in tree["problems"])
+
+
+def test_env_lists_npus(run, overlay, monkeypatch):
+    npu = SimpleNamespace(
+        device_count=lambda: 1,
+        get_device_name=lambda index: "Ascend950DT_95A1",
+        get_device_properties=lambda index: SimpleNamespace(vector_core_num=72),
+    )
+    monkeypatch.setitem(sys.modules, "torch_npu", SimpleNamespace(npu=npu))
+    monkeypatch.setattr("tilewheel.environment._version", lambda name: "2.13.0")
+    tree = json.loads(run("env", "--json")[1])
+    assert tree["devices"]["ascend:0 (Ascend950DT_95A1, dav_3510)"] == {
+        "target": "ascend-dav_3510",
+        "num_vec_cores": 72,
+    }
+
+
+def test_json_is_as_the_page_says(run, overlay, install):
+    install(overlay, KEY)
+    commands = {
+        "env": ("env",),
+        "list": ("list",),
+        "info": ("info", KEY),
+        "why": ("why", "topk_gate", "num_experts=4", "num_topk=2", "--target", "ascend-sim"),
+        "verify": ("verify",),
+        "selftest": ("selftest",),
+    }
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (`.*`) \|$", page, re.MULTILINE)
+    documented = {name: re.findall(r"`(\w+)`", fields) for name, fields in rows}
+    assert documented == {
+        name: list(json.loads(run(*argv, "--json")[1])) for name, argv in commands.items()
+    }
 
 
 def test_version_is_printed(run):

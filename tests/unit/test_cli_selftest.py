@@ -82,6 +82,20 @@ def test_command_exits_with_7_where_one_is_wrong(overlay, install, capsys):
     assert tree["rows"][0]["key"] == KEY
 
 
+def test_reason_of_several_lines_stays_in_its_row(overlay, artifact, manifest, capsys):
+    (overlay / "manifest.json").write_text(dump(manifest(artifact(KEY))))
+    assert run("selftest") == 7
+    head, row, summary = capsys.readouterr().out.splitlines()
+    assert head.split() == ["key", "status", "time_ms", "reason"]
+    assert row.startswith(f"{KEY}  failed  ")
+    assert row.endswith(
+        "must be the file that the manifest lists; hint: build the artifact and its manifest again"
+    )
+    assert summary == "0 exact, 0 mismatch, 1 failed, 0 skipped"
+    assert run("selftest", "--json") == 7
+    assert "\nhint: " in json.loads(capsys.readouterr().out)["rows"][0]["reason"]
+
+
 def test_command_exits_with_3_where_nothing_matches(overlay, install):
     install(overlay, KEY)
     assert run("selftest", "nothing*") == 3

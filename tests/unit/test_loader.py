@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import tilewheel as tw
 from tilewheel import discovery, loader
 from tilewheel.device import Device, simulated
 from tilewheel.discovery import Entry
@@ -266,6 +267,42 @@ def test_link_out_of_the_package_is_refused(entry, tmp_path):
         f"{KEY}: {described.path} leads to {outside}, must stay below {tmp_path}\n"
         "hint: reinstall pkg 1.0"
     )
+
+
+def test_folder_that_is_a_link_out_of_the_package_is_refused(entry, tmp_path):
+    described = entry()
+    outside = tmp_path.parent / f"{tmp_path.name}_outside"
+    described.path.parent.rename(outside)
+    described.path.parent.symlink_to(outside)
+    assert failure(described) == (
+        f"{KEY}: {described.path} leads to {outside}/{KEY}.so, must stay below {tmp_path}\n"
+        "hint: reinstall pkg 1.0"
+    )
+
+
+def test_link_to_itself_is_refused(entry):
+    described = entry()
+    described.path.unlink()
+    described.path.symlink_to(described.path.name)
+    assert failure(described).startswith(f"{KEY}: {described.path} is missing, must be the file")
+
+
+def test_library_outside_the_package_is_refused(entry, library, tmp_path):
+    outside = tmp_path.parent / f"{tmp_path.name}_libtest.so"
+    (tmp_path / "libtest.so").rename(outside)
+    (tmp_path / "libtest.so").symlink_to(outside)
+    described = dataclasses.replace(entry(), libraries=(library,))
+    assert failure(described) == (
+        f"{KEY}: {tmp_path}/libtest.so leads to {outside}, must stay below {tmp_path}\n"
+        "hint: reinstall pkg 1.0"
+    )
+
+
+def test_public_call_never_runs_a_changed_overlay(overlay, install):
+    path = overlay / install(overlay, KEY).path
+    change_last_byte(path)
+    with tw.backend("ascend-sim"), pytest.raises(ArtifactLoadError, match="sha256 of"):
+        tw.moe.topk_gate(SCORES, 2)
 
 
 def test_file_that_is_no_shared_object_is_reported(entry):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 from pathlib import Path
@@ -37,6 +38,25 @@ def test_build_tests_what_it_built():
     assert commands("selftest") == [".venv/bin/python -m tilewheel selftest"]
 
 
+def test_shard_is_built_without_a_test_of_what_is_not_published():
+    (built,) = commands("build", "SHARD=2/3")
+    assert built.endswith(" --shard '2/3'")
+    merged, tested = commands("merge", "OUT=/tmp/an out")
+    assert merged == (
+        ".venv/bin/python -m tilewheel_build merge --out '/tmp/an out' '/tmp/an out/shards'"
+    )
+    assert tested.endswith(" -m tilewheel selftest")
+    assert commands("merge", "SHARDS=/tmp/parts")[0].endswith(" --out 'out' '/tmp/parts'")
+
+
+def test_artifacts_for_another_processor_are_built_and_not_tested():
+    other = "aarch64" if platform.machine() == "x86_64" else "x86_64"
+    (built,) = commands("build", f"CPU={other}")
+    assert built.endswith(f" --machine '{other}'")
+    assert len(commands("build", f"CPU={platform.machine()}")) == 2
+    assert len(commands("merge", f"CPU={other}")) == 1
+
+
 @pytest.mark.parametrize("target", ["build", "list", "lower", "verify"])
 def test_target_and_directory_reach_the_driver(target):
     first = commands(target, "TARGET=cuda,ascend", "OUT=/tmp/an out")[0]
@@ -44,6 +64,57 @@ def test_target_and_directory_reach_the_driver(target):
     assert " --out '/tmp/an out'" in first
 
 
+def test_clean_removes_the_output_directory_that_is_named(tmp_path):
+    out = tmp_path / "an out"
+    (out / "artifacts").mkdir(parents=True)
+    # dist is the checkout's: the command runs where it has none.
+    (tmp_path / "Makefile").write_text((ROOT / "Makefile").read_text())
+    (tmp_path / "out").mkdir()
+    make = ["make", "clean", f"OUT={out}"]
+    subprocess.run(make, cwd=tmp_path, env={"PATH": os.environ["PATH"]}, check=True)
+    assert not out.exists()
+    assert (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["OUT", "DIST"])
+@pytest.mark.parametrize("out", [".", "..", "/", "out/.."])
+def test_clean_never_removes_the_checkout(tmp_path, name, out):
+    (tmp_path / "Makefile").write_text((ROOT / "Makefile").read_text())
+    (tmp_path / "out").mkdir()
+    done = subprocess.run(
+        ["make", "clean", f"{name}={out}", "SHELL=/bin/bash"],
+        cwd=tmp_path,
+        env={"PATH": f"{refuse_rm(tmp_path)}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert f"OUT, DIST: is '{out}', must not hold the checkout" in done.stdout
+    assert not (tmp_path / "removed").exists()
+
+
+def refuse_rm(folder: Path) -> Path:
+    """Return a directory whose ``rm`` only says that it was called: a fault must not cost files."""
+    stub = folder / "bin" / "rm"
+    stub.parent.mkdir()
+    stub.write_text(f"#!/bin/sh\ntouch '{folder}/removed'\n")
+    stub.chmod(0o755)
+    return stub.parent
+
+
 def test_words_with_spaces_stay_one_argument():
     (line,) = commands("list", "ARCHS=sm_90a, sm_100a", "ONLY=a *")
     assert line.endswith(" --archs 'sm_90a, sm_100a' --only 'a *'")
+
+
+def test_wheels_are_made_for_both_processors_and_checked():
+    made, checked = commands("wheel", "TARGET=cuda", "PROFILE=release", "DIST=/tmp/a dist")
+    assert made.startswith(".venv/bin/python wheels/make_wheels.py --target 'cuda' ")
+    assert made.endswith(" --machines 'x86_64,aarch64' --dist '/tmp/a dist' --sdist")
+    assert " --profile 'release' " in made
+    assert checked == ".venv/bin/python wheels/check_wheel.py '/tmp/a dist'"
+    assert commands("index") == [".venv/bin/python wheels/make_index.py 'dist'"]
+    assert commands("gpu-bundle", "OUT=/tmp/o") == [
+        ".venv/bin/python wheels/gpu_bundle.py --out '/tmp/o'"
+    ]

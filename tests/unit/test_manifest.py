@@ -72,11 +72,34 @@ def test_version_of_another_length_is_refused(tree):
     assert rejection(tree) == "m.json: schema_version: is (1,), must be [major, minor]"
 
 
-@pytest.mark.parametrize("path", ["/etc/a.so", "../a.so", "a/../../b.so", "a//b.so", "./a", "a b"])
-def test_path_that_could_leave_the_directory_is_refused(tree, path):
-    tree["artifacts"][0]["path"] = path
+BAD_PATHS = [
+    "/etc/a.so",
+    "//a.so",
+    "..",
+    "../a.so",
+    "a/../../b.so",
+    "a/..",
+    "a//b.so",
+    "./a",
+    "a b",
+    "~/a.so",
+    "..\\a.so",
+    "C:/a.so",
+    "file:///a.so",
+    "a\0.so",
+    "a\n.so",
+    "\u2024\u2024/a.so",
+    "",
+]
+
+
+@pytest.mark.parametrize("path", BAD_PATHS)
+@pytest.mark.parametrize("field", ["artifacts", "libraries"])
+def test_path_that_could_leave_the_directory_is_refused(tree, field, path):
+    tree["libraries"] = [{"path": "lib/libx.so", "sha256": "0" * 64, "size_bytes": 1}]
+    tree[field][0]["path"] = path
     assert rejection(tree) == (
-        f"m.json.artifacts[0].path: is {path!r}, must be a relative path below the manifest "
+        f"m.json.{field}[0].path: is {path!r}, must be a relative path below the manifest "
         "without .., made of [A-Za-z0-9_.=/-]"
     )
 
@@ -170,6 +193,24 @@ def test_text_that_is_no_json_is_refused():
         parse("[]", where="m.json")
     with pytest.raises(ManifestError, match=r"^m\.json: is not readable JSON: "):
         parse("[" * 100_000, where="m.json")
+
+
+def test_json_nested_deeply_in_an_unknown_field_is_refused(tree):
+    depth = 100_000
+    nested = json.dumps(tree)[:-1] + ', "later": ' + "[" * depth + "]" * depth + "}"
+    with pytest.raises(ManifestError, match=r"^m\.json: is not readable JSON: "):
+        parse(nested, where="m.json")
+
+
+def test_integer_of_thousands_of_digits_is_refused(tree):
+    text = json.dumps(tree).replace('"size_bytes": 1', f'"size_bytes": {"9" * 5000}')
+    with pytest.raises(ManifestError, match=r"^m\.json: is not readable JSON: "):
+        parse(text, where="m.json")
+
+
+def test_bytes_that_are_no_text_are_refused():
+    with pytest.raises(ManifestError, match=r"^m\.json: is not readable JSON: "):
+        parse(b"\xff\xfe{", where="m.json")
 
 
 def test_missing_file_is_reported(tmp_path: Path):

@@ -221,7 +221,7 @@ def test_empty_catalogue_says_how_to_get_artifacts():
         "topk_gate num_experts=160 num_topk=6 on cuda:0 (H200, sm_90a): "
         "no artifacts are installed\n"
         "problem: broken 1.0: manifest.json: is not readable JSON\n"
-        "hint: pip install tilewheel-cuda, or build here: python -m tilewheel_build build "
+        "hint: pip install tilewheel-cu13, or build here: python -m tilewheel_build build "
         "--target cuda --archs sm_90a --only 'topk_gate-num_experts=160-num_topk=6-*'"
     )
 

@@ -1,7 +1,6 @@
 """A functional simulator of Ascend vector cores: TileLang's AscendC, compiled for a CPU."""
 
 from tilewheel_build.simulator.compile import (
-    RUNTIME_NAME,
     compile_kernel,
     compile_runtime,
     default_compiler,
@@ -15,7 +14,6 @@ from tilewheel_build.simulator.rewrite import (
 )
 
 __all__ = [
-    "RUNTIME_NAME",
     "KernelEntry",
     "Parameter",
     "RewrittenSource",

@@ -24,7 +24,6 @@ ROOT = Path(__file__).parent
 INCLUDE = ROOT / "include"
 RUNTIME = ROOT / "runtime"
 
-RUNTIME_NAME = "libtilewheel_ascend_sim.so"
 GLIBC = "2.28"
 
 _COMMON_FLAGS = (
@@ -147,7 +146,7 @@ def compile_runtime(
     flags: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> None:
-    """Compile the runtime library (ACL's ABI, scheduler and checks) to ``out``."""
+    """Compile the runtime library (ACL's ABI, scheduler and checks) to ``out``, under its name."""
     with tempfile.TemporaryDirectory(prefix=".tilewheel-sim-", dir=out.parent) as directory:
         work = Path(directory)
         objects = []
@@ -164,8 +163,8 @@ def compile_runtime(
                 environment=environment,
             )
         run_tool(
-            [*compiler, *objects, *LINK_FLAGS, f"-Wl,-soname,{RUNTIME_NAME}", "-o", RUNTIME_NAME],
+            [*compiler, *objects, *LINK_FLAGS, f"-Wl,-soname,{out.name}", "-o", out.name],
             cwd=work,
             environment=environment,
         )
-        shutil.move(work / RUNTIME_NAME, out)
+        shutil.move(work / out.name, out)

@@ -106,7 +106,8 @@ def per_token_cast(
 def _fast_cast(x: Tensor, form: Form, least: float, out: Pair | None) -> Pair | None:
     """Launch what is loaded already on plain tensors; None leaves the call to ``_cast``.
 
-    The launcher checks everything but common memory; what it refuses is explained by ``_cast``.
+    The launcher checks everything but common memory and pending negations; what it refuses is
+    explained by ``_cast``.
     """
     if type(x) is not Tensor or x.ndim != 2:
         return None
@@ -118,13 +119,14 @@ def _fast_cast(x: Tensor, form: Form, least: float, out: Pair | None) -> Pair | 
         or hidden % 64
         or not num_tokens
         or x.data_ptr() % _VECTOR_BYTES
+        or x.is_neg()
         or torch_ops.is_intercepted()
     ):
         return None
     if out is None:
         data = empty((num_tokens, form.data_width(hidden)), dtype=form.data_dtype, device=device)
         sf = forms.empty_sf(form, num_tokens, hidden, device)
-    elif form.is_col_major or _may_overlap(x, out):
+    elif form.is_col_major or _is_special(x, out):
         return None
     else:
         data, sf = out
@@ -135,9 +137,12 @@ def _fast_cast(x: Tensor, form: Form, least: float, out: Pair | None) -> Pair | 
     return data, sf
 
 
-def _may_overlap(x: Tensor, out: Pair) -> bool:
+def _is_special(x: Tensor, out: Pair) -> bool:
+    """Return whether ``out`` may overlap ``x`` or is not plain memory to write."""
     data, sf = out
     if type(data) is not Tensor or type(sf) is not Tensor or x.requires_grad:
+        return True
+    if data.is_neg() or sf.is_neg():
         return True
     begin = x.data_ptr()
     end = begin + x.element_size() * ((x.shape[0] - 1) * x.stride(0) + x.shape[1])

@@ -1,52 +1,61 @@
 """``make gpu-bundle``: one folder with all that a GPU machine without network needs to test.
 
-The folder holds the runtime, tvm-ffi for the machine's Python, built artifacts, tests, benchmarks
-and ``run.sh``. torch and pytest come from the machine.
+The folder holds wheels (the runtime, the CUDA artifacts that this checkout has built, tvm-ffi for
+the machine's Python), tests, benchmarks and ``run.sh``. The machine has torch, pytest and pip.
 """
 
 from __future__ import annotations
 
 import argparse
+import platform
 import shutil
+import subprocess
 import sys
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tilewheel.manifest import FILE_NAME, read
-from tilewheel_build.checkout import ROOT
-from tilewheel_build.process import run_tool
+import make_wheels
+from distributions import ROOT
+from tilewheel_build.host_compiler import MACHINES
 
-SIZE_LIMIT_BYTES = 60 * 10**6
+SIZE_LIMIT_MB = 60.0
 
 # torch_c_dlpack_ext gives tensors of torch before 2.13 tvm-ffi's fast path, prebuilt.
-WHEELS = ("apache-tvm-ffi==0.1.12", "typing-extensions", "torch-c-dlpack-ext==0.1.5")
+REQUIREMENTS = ("apache-tvm-ffi==0.1.12", "typing-extensions", "torch-c-dlpack-ext==0.1.5")
 
 PLATFORMS = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_24", "manylinux_2_17")
 
 RUN_SH = """\
 #!/usr/bin/env bash
-# Tests and benchmarks on this machine's GPU. Results go to the folder given, or to ./results.
+# Installs the wheels beside this file, then tests and benchmarks this machine's GPU.
 #   run.sh [RESULTS] [test|bench|all]
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 results=$(mkdir -p "${1:-results}" && cd "${1:-results}" && pwd)
 what=${2:-all}
-export PYTHONPATH="$here/site${PYTHONPATH:+:$PYTHONPATH}"
-export TILEWHEEL_ARTIFACTS="$here/artifacts"
+python=${PYTHON:-python3}
 export PYTHONDONTWRITEBYTECODE=1
+# A folder of its own: the machine's environment, whose torch is used, stays as it is.
+site=$here/site
+rm -rf "$site"
+"$python" -m pip install --quiet --disable-pip-version-check --no-index --no-deps --no-compile \\
+  --find-links "$here/wheels" --target "$site" \\
+  tilewheel tilewheel-cu13 apache-tvm-ffi typing-extensions torch-c-dlpack-ext || exit
+export PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}"
 status=0
 cd "$here"
-python3 -m tilewheel env | tee "$results/env.txt"
+"$python" -m tilewheel env | tee "$results/env.txt"
+"$python" -m tilewheel verify --hash | tee "$results/verify.txt"
+code=${PIPESTATUS[0]}; [ "$code" -ne 0 ] && status=$code
 if [ "$what" != bench ]; then
-  python3 -m tilewheel selftest --json > "$results/selftest.json" || status=$?
-  python3 -m pytest -q -c tests/pytest.ini tests -p no:cacheprovider \\
+  "$python" -m tilewheel selftest --json > "$results/selftest.json" || status=$?
+  "$python" -m pytest -q -c tests/pytest.ini tests -p no:cacheprovider \\
     -o junit_family=xunit2 --junitxml "$results/tests.xml" 2>&1 | tee "$results/tests.txt"
   code=${PIPESTATUS[0]}; [ "$code" -ne 0 ] && status=$code
 fi
 if [ "$what" != test ]; then
   for name in kernel_time host_time cold_start; do
-    python3 "bench/$name.py" "$results/$name.jsonl" 2>&1 | tee "$results/$name.txt"
+    "$python" "bench/$name.py" "$results/$name.jsonl" 2>&1 | tee "$results/$name.txt"
     code=${PIPESTATUS[0]}; [ "$code" -ne 0 ] && status=$code
   done
 fi
@@ -66,18 +75,21 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "out")
     parser.add_argument("--python", default="3.12", help="the GPU machine's Python")
-    parser.add_argument("--machine", default="x86_64", help="the GPU machine's processor")
+    parser.add_argument("--machine", default=platform.machine(), choices=MACHINES)
+    parser.add_argument("--limit-mb", type=float, default=SIZE_LIMIT_MB)
     options = parser.parse_args(arguments)
     bundle: Path = options.out.resolve() / "gpu-bundle"
-    artifacts: Path = options.out.resolve() / "artifacts" / "cuda"
-    if not (artifacts / FILE_NAME).is_file():
-        print(f"{artifacts}: has no manifest\nhint: run `make build TARGET=cuda`", file=sys.stderr)
-        return 3
     shutil.rmtree(bundle, ignore_errors=True)
-    (bundle / "site").mkdir(parents=True)
-    _copy_tree(ROOT / "runtime" / "tilewheel", bundle / "site" / "tilewheel")
-    _copy_wheels(bundle, options.python, options.machine)
-    _copy_artifacts(artifacts, bundle / "artifacts" / "cuda")
+    wheels = bundle / "wheels"
+    code = make_wheels.main(
+        [
+            *("--ready", "--target", "cuda", "--machines", options.machine),
+            *("--out", str(options.out), "--dist", str(wheels)),
+        ]
+    )
+    if code:
+        return code
+    _download(wheels, options.python, options.machine)
     for name in ("gpu", "numerics"):
         _copy_tree(ROOT / "tests" / name, bundle / "tests" / name)
     shutil.copyfile(ROOT / "tests" / "conftest.py", bundle / "tests" / "conftest.py")
@@ -87,8 +99,8 @@ def main(arguments: Sequence[str]) -> int:
     (bundle / "run.sh").chmod(0o755)
     size_bytes = sum(path.stat().st_size for path in bundle.rglob("*") if path.is_file())
     print(f"{bundle}: {size_bytes / 1e6:.1f} MB")
-    if size_bytes > SIZE_LIMIT_BYTES:
-        print(f"must be at most {SIZE_LIMIT_BYTES / 1e6:.0f} MB", file=sys.stderr)
+    if size_bytes > options.limit_mb * 1e6:
+        print(f"must be at most {options.limit_mb:g} MB, see --limit-mb", file=sys.stderr)
         return 7
     return 0
 
@@ -98,33 +110,18 @@ def _copy_tree(source: Path, target: Path) -> None:
     shutil.copytree(source, target, ignore=ignore)
 
 
-def _copy_artifacts(source: Path, target: Path) -> None:
-    """Copy the manifest and the files that it lists, and nothing else."""
-    target.mkdir(parents=True)
-    shutil.copyfile(source / FILE_NAME, target / FILE_NAME)
-    for artifact in read(source / FILE_NAME).artifacts:
-        (target / artifact.path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source / artifact.path, target / artifact.path)
-
-
-def _copy_wheels(bundle: Path, python: str, machine: str) -> None:
-    folder = bundle / "wheels"
-    folder.mkdir()
+def _download(folder: Path, python: str, machine: str) -> None:
     platforms = [flag for name in PLATFORMS for flag in ("--platform", f"{name}_{machine}")]
-    run_tool(
+    subprocess.run(
         [
             *(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"),
             *("--only-binary=:all:", "--implementation", "cp", "--python-version", python),
             *platforms,
             *("--dest", str(folder)),
-            *WHEELS,
+            *REQUIREMENTS,
         ],
-        cwd=bundle,
+        check=True,
     )
-    for wheel in sorted(folder.glob("*.whl")):
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(bundle / "site")
-    shutil.rmtree(folder)
 
 
 if __name__ == "__main__":

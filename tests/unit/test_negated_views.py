@@ -1,0 +1,166 @@
+"""A lazily negated tensor: its memory does not hold its values, so no kernel may be given it."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+import tilewheel as tw
+from tilewheel import dispatch
+from tilewheel.families import FAMILIES
+
+
+def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype)
+
+
+X = zeros(2, 128, dtype=torch.bfloat16)
+PAIR = (zeros(2, 128, dtype=torch.float8_e4m3fn), zeros(2, 1))
+
+# Arguments with which a public function launches; between them every tensor that it takes.
+CALLS: list[tuple[str, dict[str, Any]]] = [
+    (
+        "moe.topk_gate",
+        {"scores": zeros(2, 8), "num_topk": 2, "out": zeros(2, 2, dtype=torch.int64)},
+    ),
+    ("quant.cast_back", {"x": PAIR, "out": zeros(2, 128, dtype=torch.bfloat16)}),
+    ("quant.per_token_cast", {"x": X, "out": PAIR}),
+    ("quant.per_token_cast", {"x": PAIR, "x_block_size": (1, 128)}),
+    ("quant.per_token_cast_back", {"x": PAIR, "out": zeros(2, 128, dtype=torch.bfloat16)}),
+    (
+        "quant.per_token_cast_with_precomputed_sf",
+        {"x": X, "fmt": "e4m3", "num_per_channels": 128, "sf": zeros(2, 1)},
+    ),
+    ("quant.per_token_cast_with_sf_only", {"x": X}),
+    ("quant.per_token_cast_with_sf_only", {"x": PAIR, "x_block_size": (1, 128)}),
+    ("quant.stochastic_cast", {"x": X, "seed": 1}),
+    (
+        "transform.apply_rotary",
+        {
+            "query": zeros(2, 4, 64),
+            "cos_sin_cache": zeros(8, 64),
+            "key": zeros(2, 1, 64),
+            "positions": zeros(2, dtype=torch.int32),
+        },
+    ),
+]
+# They take a tensor's shape, dtype and device only.
+NOT_READ = {"rand.randn_like"}
+# How the annotations of tensors and of pairs of tensors are written.
+TENSOR_WORDS = ("Tensor", "Pair")
+
+
+def public_functions_of_tensors() -> dict[str, set[str]]:
+    """Return the arguments that may be tensors, of each public function that has some."""
+    found = {}
+    for family in FAMILIES:
+        module = importlib.import_module(f"tilewheel.{family}")
+        for name in module.__all__:
+            parameters = inspect.signature(getattr(module, name)).parameters.values()
+            tensors = {p.name for p in parameters if any(w in p.annotation for w in TENSOR_WORDS)}
+            if tensors:
+                found[f"{family}.{name}"] = tensors
+    return found
+
+
+def places() -> list[Any]:
+    """Return a case for each tensor of each call: function, arguments, and where the tensor is."""
+    return [
+        pytest.param(name, arguments, argument, i, id=f"{name}-{argument}{'' if i < 0 else i}")
+        for name, arguments in CALLS
+        for argument, value in arguments.items()
+        for i in (
+            [-1]
+            if isinstance(value, torch.Tensor)
+            else range(2)
+            if isinstance(value, tuple) and isinstance(value[0], torch.Tensor)
+            else []
+        )
+    ]
+
+
+def call(name: str, arguments: dict[str, Any]) -> object:
+    family, _, function = name.partition(".")
+    return getattr(getattr(tw, family), function)(**arguments)
+
+
+def negate(arguments: dict[str, Any], argument: str, i: int) -> dict[str, Any]:
+    value = arguments[argument]
+    if i < 0:
+        return {**arguments, argument: torch._neg_view(value)}
+    negated = [torch._neg_view(t) if j == i else t for j, t in enumerate(value)]
+    return {**arguments, argument: tuple(negated)}
+
+
+class Loaded(dict):
+    """A table of functions in which everything is loaded; it counts the launches."""
+
+    num_launches = 0
+
+    def get(self, key: object, default: object = None) -> object:
+        return self._launch
+
+    def _launch(self, *arguments: object) -> None:
+        self.num_launches += 1
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> Loaded:
+    """Make every artifact one that is loaded already, so that fast paths are taken."""
+    for family in FAMILIES:
+        importlib.import_module(f"tilewheel.{family}")
+    table = Loaded()
+    for name, module in list(sys.modules.items()):
+        takes_it = getattr(module, "bound", None) is dispatch.bound
+        if takes_it and name.startswith("tilewheel.") and module is not dispatch:
+            monkeypatch.setattr(module, "bound", table)
+    monkeypatch.setattr(dispatch, "bound", table)
+    return table
+
+
+def test_every_public_function_of_tensors_has_calls_with_all_of_them():
+    covered: dict[str, set[str]] = {}
+    for name, arguments in CALLS:
+        covered.setdefault(name, set()).update(arguments)
+    missing = {
+        name: tensors - covered.get(name, set())
+        for name, tensors in public_functions_of_tensors().items()
+        if name not in NOT_READ
+    }
+    assert {name: left for name, left in missing.items() if left} == {}
+
+
+@pytest.mark.parametrize(("name", "arguments"), CALLS, ids=[name for name, _ in CALLS])
+def test_plain_tensors_are_launched(loaded, name, arguments):
+    call(name, arguments)
+    assert loaded.num_launches >= 1
+
+
+@pytest.mark.parametrize(("name", "arguments", "argument", "i"), places())
+def test_negated_view_is_refused_and_never_launched(loaded, name, arguments, argument, i):
+    with pytest.raises(ValueError, match=r": is a negated view, must hold its values") as caught:
+        call(name, negate(arguments, argument, i))
+    assert str(caught.value).endswith("\nhint: call .resolve_neg()")
+    assert argument in str(caught.value).partition(": is a")[0]
+    assert loaded.num_launches == 0
+
+
+@pytest.mark.parametrize(("name", "arguments", "argument", "i"), places())
+def test_negated_view_is_refused_where_nothing_is_loaded(name, arguments, argument, i):
+    with pytest.raises(ValueError, match=r": is a negated view, must hold its values"):
+        call(name, negate(arguments, argument, i))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_negated_view_inside_a_graph_has_its_values(backend):
+    gate = torch.compile(
+        lambda scores: tw.moe.topk_gate(torch._neg_view(scores), 2), fullgraph=True, backend=backend
+    )
+    scores = torch.tensor([[1.0, 4.0, 4.0, 2.0]])
+    assert gate(scores).tolist() == [[0, 3]]
+    assert torch.ops.tilewheel.topk_gate(torch._neg_view(scores), 2).tolist() == [[0, 3]]

@@ -1,0 +1,404 @@
+"""Each problem that check_wheel.py can report, made by tampering with a sound wheel or sdist."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tilewheel.version import VERSION
+
+ROOT = Path(__file__).parents[2]
+KEY = "topk_gate-num_experts=any-num_topk=any-cuda-sm_90a"
+FILE = f"tilewheel_cu13/sm_90a/{KEY}.so"
+INFO = f"tilewheel_cu13-{VERSION}.dist-info"
+
+Members = dict[str, bytes]
+
+
+def read(path: Path) -> Members:
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def write(path: Path, members: Members, *, signs: bool = True) -> Path:
+    """Write a wheel; its RECORD is made anew unless ``signs`` is false."""
+    if signs:
+        (record,) = (name for name in members if name.endswith(".dist-info/RECORD"))
+        rows = []
+        for name, content in members.items():
+            digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=")
+            rows.append(f"{name},sha256={digest.decode()},{len(content)}")
+        rows = [row for row in rows if not row.startswith(f"{record},")]
+        members = {**members, record: "\n".join([*rows, f"{record},,"]).encode()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return path
+
+
+def describe(members: Members, **changes: Any) -> None:
+    """Change the manifest, by default to fit the artifact's file."""
+    tree = json.loads(members["tilewheel_cu13/manifest.json"])
+    (entry,) = tree["artifacts"]
+    entry["sha256"] = hashlib.sha256(members[FILE]).hexdigest()
+    entry["size_bytes"] = len(members[FILE])
+    members["tilewheel_cu13/manifest.json"] = json.dumps({**tree, **changes}).encode()
+
+
+def check(path: Path) -> list[str]:
+    import check_wheel
+
+    return check_wheel.check(path)
+
+
+@pytest.fixture
+def sound(other_dist: Path) -> Path:
+    """Return a wheel with one CUDA artifact, for the processor that this machine does not have."""
+    (path,) = other_dist.glob("tilewheel_cu13-*.whl")
+    return path
+
+
+@pytest.fixture
+def members(sound: Path) -> Members:
+    return read(sound)
+
+
+@pytest.fixture
+def tampered(sound: Path, tmp_path: Path) -> Callable[..., list[str]]:
+    """Return the function that checks a wheel of the sound one's name with other members."""
+    return lambda members, **options: check(write(tmp_path / sound.name, members, **options))
+
+
+def test_finished_wheels_and_sdists_have_no_problem(dist: Path, other_dist: Path) -> None:
+    command = [sys.executable, str(ROOT / "wheels" / "check_wheel.py"), str(dist), str(other_dist)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("\n8 files, 0 problems\n")
+    assert re.search(rf"^ +\d+\.\d kB +\d+\.\d kB unpacked  {KEY}$", done.stdout, re.MULTILINE)
+    assert re.search(r"^tilewheel_cu13-\S+: \d\.\d\d MB of 100 MB, ", done.stdout, re.MULTILINE)
+
+
+def test_unknown_files_and_versions_are_reported(tmp_path: Path) -> None:
+    known = "tilewheel, tilewheel-cu13, tilewheel-ascend, tilewheel-ascend-sim"
+    assert check(tmp_path / "torch-2.0-py3-none-any.whl") == [
+        f"torch-2.0-py3-none-any.whl: is no wheel or sdist of this project, must be of {known}"
+    ]
+    assert check(tmp_path / "tilewheel-9.9-py3-none-any.whl") == [
+        f"version: is 9.9, must be {VERSION}, which version.py says"
+    ]
+    (tmp_path / f"tilewheel-{VERSION}-py3-none-any.whl").write_bytes(b"PK")
+    assert check(tmp_path / f"tilewheel-{VERSION}-py3-none-any.whl") == ["File is not a zip file"]
+
+
+def test_folder_without_files_is_reported(tmp_path: Path) -> None:
+    import check_wheel
+
+    assert check_wheel.main([str(tmp_path)]) == 3
+
+
+def test_size_over_the_budget_is_reported(sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import distributions
+
+    small = tuple(replace(d, budget_bytes=1000) for d in distributions.DISTRIBUTIONS)
+    monkeypatch.setattr(distributions, "DISTRIBUTIONS", small)
+    assert check(sound) == [f"is {sound.stat().st_size} bytes, must be at most 1000"]
+
+
+@pytest.mark.parametrize(
+    ("field", "old", "new", "problem"),
+    [
+        ("METADATA", f"Version: {VERSION}", "Version: 9", f"Version is 9, must be {VERSION}"),
+        ("METADATA", "Name: tilewheel-cu13", "Name: x", "Name is x, must be tilewheel-cu13"),
+        (
+            "METADATA",
+            "tilewheel==0.1.*",
+            f"tilewheel=={VERSION}",
+            f"requires tilewheel=={VERSION}, must require tilewheel==0.1.*",
+        ),
+        ("METADATA", "Requires-Dist: tilewheel==0.1.*\n", "", "requires nothing, must require "
+         "tilewheel==0.1.*"),
+        ("WHEEL", "Root-Is-Purelib: false", "Root-Is-Purelib: true", "Root-Is-Purelib is true, "
+         "must be false"),
+    ],
+)  # fmt: skip
+def test_wrong_metadata_is_reported(
+    members: Members, tampered: Any, field: str, old: str, new: str, problem: str
+) -> None:
+    text = members[f"{INFO}/{field}"].decode()
+    assert old in text
+    members[f"{INFO}/{field}"] = text.replace(old, new).encode()
+    assert tampered(members) == [f"{field}: {problem}"]
+
+
+def test_tag_that_differs_from_the_file_name_is_reported(
+    members: Members, sound: Path, tmp_path: Path
+) -> None:
+    tag = sound.name.removesuffix(".whl").partition(f"{VERSION}-")[2]
+    path = write(tmp_path / sound.name.replace("2_28", "2_17"), members)
+    other = tag.replace("2_28", "2_17")
+    problems = check(path)
+    assert problems[0].startswith(
+        f"tag: is {other}, must be one of py3-none-manylinux_2_28_aarch64"
+    )
+    assert problems[1] == f"WHEEL: Tag is ['{tag}'], must be {other} as in the file name"
+
+
+def test_artifacts_for_another_processor_than_the_tag_are_reported(
+    members: Members, sound: Path, tmp_path: Path
+) -> None:
+    machines = {"x86_64": "aarch64", "aarch64": "x86_64"}
+    built = sound.stem.rpartition("2_28_")[2]
+    tag = f"{INFO}/WHEEL"
+    members[tag] = members[tag].replace(built.encode(), machines[built].encode())
+    path = write(tmp_path / sound.name.replace(built, machines[built]), members)
+    problems = check(path)
+    claim = f"artifacts are for {built}, must be for {machines[built]} as in the tag"
+    assert problems[0] == f"manifest.json: {claim}"
+    assert problems[1].startswith("auditwheel: ")
+
+
+def test_file_that_record_does_not_have_is_reported(members: Members, tampered: Any) -> None:
+    members["tilewheel_cu13/more.txt"] = b""
+    members["tilewheel_cu13/__init__.py"] += b"#"
+    del members[f"{INFO}/licenses/LICENSE"]
+    assert tampered(members, signs=False)[:3] == [
+        f"{INFO}/licenses/LICENSE: is only in RECORD",
+        "tilewheel_cu13/more.txt: is not in RECORD",
+        "tilewheel_cu13/__init__.py: differs from its hash in RECORD",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("../tilewheel_cu13.py", "leaves the folder that the wheel is unpacked to"),
+        ("/etc/tilewheel.py", "leaves the folder that the wheel is unpacked to"),
+        ("tilewheel_cu13/..\\x.py", "leaves the folder that the wheel is unpacked to"),
+    ],
+)
+def test_name_that_leaves_the_folder_is_reported(
+    members: Members, tampered: Any, name: str, problem: str
+) -> None:
+    members[name] = b""
+    assert tampered(members) == [f"{name}: {problem}"]
+
+
+def test_symbolic_link_and_double_name_are_reported(
+    members: Members, sound: Path, tmp_path: Path
+) -> None:
+    path = write(tmp_path / sound.name, members)
+    with zipfile.ZipFile(path, "a") as archive:
+        link = zipfile.ZipInfo("tilewheel_cu13/link.so")
+        link.external_attr = 0o120777 << 16
+        archive.writestr(link, "/etc/passwd")
+        with pytest.warns(UserWarning, match="Duplicate name"):
+            archive.writestr(FILE, b"")
+    assert check(path) == [
+        f"{FILE}: is in the archive twice",
+        "tilewheel_cu13/link.so: is a symbolic link, must be a file",
+    ]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tilewheel_build/cli.py",
+        "tilewheel_cu13/tilelang/__init__.py",
+        "tilewheel_cu13/bin/nvcc",
+        "tilewheel_cu13/bin/bisheng",
+        "tilewheel_cu13/libcuda.so.1",
+        "tilewheel_cu13/libcudart.so.13",
+        "tilewheel_cu13/libtvm_ffi.so",
+    ],
+)
+def test_part_of_a_compiler_or_driver_is_reported(
+    members: Members, tampered: Any, name: str
+) -> None:
+    members[name] = b""
+    assert f"{name}: is part of a compiler or driver, must not be in a wheel" in tampered(members)
+
+
+def test_file_outside_the_package_and_its_metadata_is_reported(
+    members: Members, tampered: Any
+) -> None:
+    members["elsewhere.pth"] = b"import os"
+    assert tampered(members) == [f"elsewhere.pth: must lie in tilewheel_cu13 or {INFO}"]
+
+
+def test_file_that_the_manifest_does_not_list_is_reported(members: Members, tampered: Any) -> None:
+    members["tilewheel_cu13/sm_90a/kernel.cu"] = b""
+    assert tampered(members) == [
+        "sm_90a/kernel.cu: is not in the manifest, must be listed or absent"
+    ]
+
+
+def test_path_of_a_build_machine_is_reported(members: Members, tampered: Any) -> None:
+    members["tilewheel_cu13/__init__.py"] += b"# made in /home/someone/tilewheel\n"
+    assert tampered(members) == [
+        "tilewheel_cu13/__init__.py: holds the path /home/someone/tilewheel, "
+        "must hold none of a build machine"
+    ]
+
+
+def test_artifact_that_differs_from_its_hash_is_reported(members: Members, tampered: Any) -> None:
+    members[FILE] = members[FILE][:-1] + b"\1"
+    assert tampered(members) == [f"{KEY}: sm_90a/{KEY}.so: sha256 differs from the manifest's"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"backend": "ascend"}, "backend is ascend, must be cuda"),
+        ({"tilewheel_version": "9"}, f"tilewheel_version is 9, must be {VERSION}"),
+        ({"runtime_abi": 9}, "runtime_abi is 9, must be 1"),
+        ({"schema_version": [9, 0]}, None),
+    ],
+)
+def test_manifest_of_something_else_is_reported(
+    members: Members, tampered: Any, changes: dict[str, Any], problem: str | None
+) -> None:
+    describe(members, **changes)
+    problems = tampered(members)
+    if problem is None:
+        assert problems[0].startswith("manifest.json: schema_version: is 9.0, must be 1.x")
+    else:
+        assert problems == [f"manifest.json: {problem}"]
+
+
+def test_missing_entry_point_is_reported(members: Members, tampered: Any) -> None:
+    members[f"{INFO}/entry_points.txt"] = b"[console_scripts]\nx = y:z\n"
+    assert tampered(members) == [
+        "entry_points.txt: must announce cu13 = tilewheel_cu13 in the group tilewheel.artifacts"
+    ]
+
+
+def test_library_that_is_not_allowed_is_reported(members: Members, tampered: Any) -> None:
+    assert members[FILE].count(b"libc.so.6\0") == 1
+    members[FILE] = members[FILE].replace(b"libc.so.6\0", b"libX.so.6\0")
+    describe(members)
+    problems = tampered(members)
+    assert problems[0].startswith(f"{KEY}: needs libX.so.6, must need only libc.so.6")
+    assert problems[1].startswith("auditwheel: ")
+
+
+def test_symbol_version_that_the_tag_does_not_promise_is_reported(
+    members: Members, tampered: Any
+) -> None:
+    (version,) = set(re.findall(rb"GLIBC_2\.[0-9.]+(?=\0)", members[FILE]))
+    newer = b"GLIBC_2.34".ljust(len(version), b"\0")
+    members[FILE] = with_version(members[FILE], version, newer)
+    describe(members)
+    problems = tampered(members)
+    assert problems[0] == f"{KEY}: needs glibc 2.34, must run on 2.28"
+    assert problems[-1].startswith("auditwheel: is fit for manylinux_2_3")
+    assert "needs GLIBC_2.34" in problems[-1]
+
+
+def with_version(content: bytes, old: bytes, new: bytes) -> bytes:
+    """Replace a symbol version and the hash of its name that stands beside it."""
+
+    def elf_hash(name: bytes) -> bytes:
+        value = 0
+        for byte in name:
+            value = (value << 4) + byte
+            high = value & 0xF0000000
+            value = (value ^ (high >> 24)) & ~high & 0xFFFFFFFF
+        return value.to_bytes(4, "little")
+
+    changed = content.replace(old + b"\0", new + b"\0")
+    return changed.replace(elf_hash(old), elf_hash(new.rstrip(b"\0")))
+
+
+def test_exported_symbol_of_cuda_is_reported(members: Members, tampered: Any) -> None:
+    name = b"\0__tvm_ffi_prepare\0"
+    assert members[FILE].count(name) == 1
+    members[FILE] = members[FILE].replace(name, b"\0cuLaunchKernelExx\0")
+    describe(members)
+    assert f"{KEY}.so: exports cuLaunchKernelExx, must export no symbol of CUDA" in tampered(
+        members
+    )
+
+
+def test_shared_object_in_the_runtime_is_reported(dist: Path, tmp_path: Path) -> None:
+    (path,) = dist.glob("tilewheel-*.whl")
+    members = read(path)
+    members["tilewheel/fast.so"] = b""
+    del members["tilewheel/selftest_cases/topk_gate.py"]
+    assert check(write(tmp_path / path.name, members)) == [
+        "tilewheel/fast.so: must not be in the runtime's wheel, which runs on any platform",
+        "tilewheel/selftest_cases/topk_gate.py: is missing, "
+        "must be packed as it is in the source tree",
+    ]
+
+
+def test_upper_bound_on_torch_is_reported(dist: Path, tmp_path: Path) -> None:
+    (path,) = dist.glob("tilewheel-*.whl")
+    members = read(path)
+    name = f"tilewheel-{VERSION}.dist-info/METADATA"
+    members[name] = members[name].replace(b"Requires-Dist: torch\n", b"Requires-Dist: torch<3\n")
+    (problem,) = check(write(tmp_path / path.name, members))
+    assert problem.startswith("METADATA: requires apache-tvm-ffi<0.2,>=0.1, ")
+    assert "torch<3, must require apache-tvm-ffi<0.2,>=0.1, " in problem
+
+
+def test_wheel_that_pip_does_not_take_is_reported(
+    members: Members, sound: Path, tmp_path: Path
+) -> None:
+    from check_installs import install_problems
+
+    text = members[f"{INFO}/METADATA"]
+    members[f"{INFO}/METADATA"] = text.replace(f"Version: {VERSION}".encode(), b"Version: 9")
+    path = write(tmp_path / sound.name, members)
+    (problem,) = install_problems([path])
+    assert problem.startswith(f"{path.name}: pip does not install it on ")
+    assert install_problems([sound]) == []
+
+
+def test_incomplete_sdist_is_reported(dist: Path, tmp_path: Path) -> None:
+    (path,) = dist.glob("tilewheel_cu13-*.tar.gz")
+    root = f"tilewheel_cu13-{VERSION}"
+    left_out = ("CMakeLists.txt", "specs/moe/topk_gate.yaml", "PKG-INFO")
+    with tarfile.open(path) as old, tarfile.open(tmp_path / path.name, "w:gz") as new:
+        for member in old.getmembers():
+            if member.name.removeprefix(f"{root}/") not in left_out:
+                new.addfile(member, old.extractfile(member))
+        for name in (f"{root}/out/a.so", "elsewhere.py"):
+            new.addfile(tarfile.TarInfo(name), io.BytesIO())
+        link = tarfile.TarInfo(f"{root}/link.py")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        new.addfile(link)
+    problems = check(tmp_path / path.name)
+    assert problems[:4] == [
+        "out/a.so: must not be in an sdist",
+        f"elsewhere.py: must lie in {root}",
+        "link.py: is no regular file, must be one",
+        "METADATA: Name is None, must be tilewheel-cu13",
+    ]
+    needed = "is missing, must be in the sdist so that a wheel can be built from it"
+    assert problems[-3:] == [f"{name}: {needed}" for name in sorted(left_out)]
+
+
+def test_simulator_without_its_library_is_reported(dist: Path, tmp_path: Path) -> None:
+    (path,) = dist.glob("tilewheel_ascend_sim-*.whl")
+    members = read(path)
+    name = "tilewheel_ascend_sim/manifest.json"
+    tree = json.loads(members[name])
+    (library,) = tree.pop("libraries")
+    members[name] = json.dumps({**tree, "libraries": []}).encode()
+    del members[f"tilewheel_ascend_sim/{library['path']}"]
+    assert check(write(tmp_path / path.name, members)) == [
+        "manifest.json: lists no library, must list the simulator's, which artifacts open"
+    ]

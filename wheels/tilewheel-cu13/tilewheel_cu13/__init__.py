@@ -1,0 +1,1 @@
+"""Artifacts of tilewheel for the backend `cuda`, which the loader finds by their manifest."""
