@@ -29,7 +29,7 @@ def cases(parameters: dict[str, Value], device: str) -> Iterator[Case]:
     data_dtype = torch_dtype(parameters["data_dtype"])
     sf_dtype = torch_dtype(parameters["sf_dtype"])
     for (num_tokens, hidden), block in itertools.product(SIZES, _BLOCKS):
-        for col_major in sf_layouts(parameters):
+        for col_major in sf_layouts(parameters, device):
             generator = torch.Generator().manual_seed(hidden)
             width = hidden // 2 if data_dtype == torch.int8 else hidden
             shape = (num_tokens, width + 16)

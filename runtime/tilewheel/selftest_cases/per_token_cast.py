@@ -28,7 +28,7 @@ def cases(parameters: dict[str, Value], device: str) -> Iterator[Case]:
     fmt = FMT[str(parameters["data_dtype"])]
     sf_dtype = torch_dtype(parameters["sf_dtype"])
     defaults = quant.CLAMP_MIN_E4M3_SF if sf_dtype == torch.float8_e4m3fn else quant.CLAMP_MIN
-    choices = itertools.product(SIZES, group_sizes(parameters), sf_layouts(parameters))
+    choices = itertools.product(SIZES, group_sizes(device), sf_layouts(parameters, device))
     for (num_tokens, hidden), size, col_major in choices:
         for clamp_min in (defaults[fmt], 2.5):
             x = values(num_tokens, hidden, torch_dtype(parameters["x_dtype"]))

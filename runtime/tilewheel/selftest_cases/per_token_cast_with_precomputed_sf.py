@@ -23,7 +23,7 @@ from tilewheel.selftest_cases.quantised import (
 def cases(parameters: dict[str, Value], device: str) -> Iterator[Case]:
     """Yield the calls for one variant."""
     fmt = FMT[str(parameters["data_dtype"])]
-    for (num_tokens, hidden), size in itertools.product(SIZES, group_sizes(parameters)):
+    for (num_tokens, hidden), size in itertools.product(SIZES, group_sizes(device)):
         x = values(num_tokens, hidden, torch_dtype(parameters["x_dtype"]))
         generator = torch.Generator().manual_seed(hidden)
         sf = torch.rand((num_tokens, -(-hidden // size)), generator=generator) * 0.03 + 1e-6

@@ -26,7 +26,7 @@ def cases(parameters: dict[str, Value], device: str) -> Iterator[Case]:
     """Yield the calls for one variant."""
     sf_dtype = torch_dtype(parameters["sf_dtype"])
     defaults = quant.CLAMP_MIN_E4M3_SF if sf_dtype == torch.float8_e4m3fn else quant.CLAMP_MIN
-    choices = itertools.product(SIZES, group_sizes(parameters), sf_layouts(parameters))
+    choices = itertools.product(SIZES, group_sizes(device), sf_layouts(parameters, device))
     for (num_tokens, hidden), size, col_major in choices:
         for fmt in ("e4m3", "e2m1"):
             x = values(num_tokens, hidden, torch_dtype(parameters["x_dtype"]))

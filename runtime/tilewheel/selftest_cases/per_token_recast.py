@@ -24,7 +24,7 @@ from tilewheel.selftest_cases.quantised import (
 def cases(parameters: dict[str, Value], device: str) -> Iterator[Case]:
     """Yield the calls for one variant."""
     for (num_tokens, hidden), size, col_major in itertools.product(
-        SIZES, group_sizes(parameters), sf_layouts(parameters)
+        SIZES, group_sizes(device), sf_layouts(parameters, device)
     ):
         for block in ((1, 32), (3, 128), (128, 48)):
             yield _case(parameters, device, num_tokens, hidden, size, col_major, block)

@@ -32,9 +32,9 @@ def values(num_tokens: int, hidden: int, dtype: torch.dtype) -> Tensor:
     return wide.to(dtype)[:, :hidden]
 
 
-def group_sizes(parameters: dict[str, Value]) -> tuple[int, ...]:
-    """Return the numbers of channels that may share a scale in a variant."""
-    return (32,) if "num_vec_cores" in parameters else (16, 32, 64, 128)
+def group_sizes(device: str) -> tuple[int, ...]:
+    """Return the numbers of channels that may share a scale in kernels for a device."""
+    return (16, 32, 64, 128) if device.startswith("cuda") else (32,)
 
 
 def torch_dtype(name: Value) -> torch.dtype:
@@ -50,9 +50,9 @@ def place(x: Tensor, device: str) -> Tensor:
     return storage.to(device, copy=True).as_strided(x.shape, x.stride(), x.storage_offset())
 
 
-def sf_layouts(parameters: dict[str, Value]) -> tuple[bool, ...]:
+def sf_layouts(parameters: dict[str, Value], device: str) -> tuple[bool, ...]:
     """Return whether scales are column-major: on CUDA that is known at run time, so both."""
-    return (bool(parameters["col_major_sf"]),) if "num_vec_cores" in parameters else (False, True)
+    return (False, True) if device.startswith("cuda") else (bool(parameters["col_major_sf"]),)
 
 
 def empty_sf(expected: Tensor, *, col_major: bool, device: str) -> Tensor:
