@@ -183,7 +183,7 @@ def _read(root: Path, source: _Source, problems: list[str]) -> list[Found]:
         problems.append(
             f"{source.name}: {path}: runtime_abi: is {found.runtime_abi}, "
             f"must be {manifest.RUNTIME_ABI} for this release\n"
-            "hint: install the artifact package of the same version as tilewheel"
+            f"hint: install or build artifacts of a release 0.{manifest.RUNTIME_ABI}.x"
         )
         return []
     return [Found(manifest=found, root=root, source=source.name, is_overlay=source.is_overlay)]

@@ -108,7 +108,7 @@ def test_manifest_of_another_abi_is_a_problem(tmp_path, write):
         problems=(
             f"TILEWHEEL_ARTIFACTS: {root}/manifest.json: runtime_abi: is 2, "
             "must be 1 for this release\n"
-            "hint: install the artifact package of the same version as tilewheel",
+            "hint: install or build artifacts of a release 0.1.x",
         ),
     )
 
