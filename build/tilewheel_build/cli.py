@@ -26,6 +26,7 @@ from tilewheel_build.errors import (
     ToolchainError,
 )
 from tilewheel_build.process import TIMEOUT_S
+from tilewheel_build.profile_file import is_profile_file, load_profile
 from tilewheel_build.progress import artifact_table, watch
 from tilewheel_build.publish import lock
 from tilewheel_build.shard import Shard, build_shard, deal, merge
@@ -129,9 +130,11 @@ def _parser() -> argparse.ArgumentParser:
         )
         if name == "verify":
             continue
-        command.add_argument("--profile", help="dev, smoke, release or a model's profile")
-        command.add_argument("--only", action="append", default=[], help="glob over keys")
         command.add_argument("--archs", default="", help="architectures; commas separate")
+        command.add_argument(
+            "--profile", help="dev, smoke, release, a model's profile, or the path of a .yaml file"
+        )
+        command.add_argument("--only", action="append", default=[], help="glob over keys")
         if name in ("list", "build"):
             command.add_argument(
                 "--shard",
@@ -215,11 +218,14 @@ def _variants(
     """Return the selected variants of each backend; a glob may fit one backend's keys only."""
     backends = _backends(options.target)
     archs = options.archs.split(",") if options.archs else None
+    profile = options.profile
+    if is_profile_file(profile):
+        profile, specs = load_profile(Path(profile), specs)
     variants = tuple(v for name in backends for spec in specs for v in expand(spec, name, archs))
     others = [
         v for name in BACKENDS if name not in backends for s in specs for v in expand(s, name)
     ]
-    chosen = select(variants, profile=options.profile, only=options.only, other_targets=others)
+    chosen = select(variants, profile=profile, only=options.only, other_targets=others)
     return {
         name: tuple(variant for variant in chosen if variant.key.target.backend == name)
         for name in backends
