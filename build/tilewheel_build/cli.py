@@ -1,4 +1,4 @@
-"""``python -m tilewheel_build list | lower | build | merge | finish | verify``."""
+"""``python -m tilewheel_build list | grid | lower | build | merge | finish | verify``."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from tilewheel_build import model_grid
 from tilewheel_build.backends import BACKENDS
 from tilewheel_build.checkout import ROOT
 from tilewheel_build.driver import DISK_FULL, BuildResult, Failure, Layout, build, plan_units
@@ -61,6 +62,10 @@ def main(arguments: Sequence[str]) -> int:
                 return _merge(layout, options.directories)
         specs = load_specs(layout.root)
         check_kernel_files(specs, root=layout.root)
+        if options.command == "grid":
+            backends = _backends(options.target)
+            model_grid.run(options, specs, out=layout.out, backends=backends, errors=errors)
+            return EXIT_OK
         chosen = _variants(specs, options)
         if not chosen:
             errors.print("nothing selected: no variant fits target, archs, profile and globs")
@@ -98,6 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (
         ("list", "print the keys; needs no compiler"),
+        ("grid", "print the keys that a model needs, and write them as a profile"),
         ("lower", "write the device source of each variant below out/lowered"),
         ("build", "build artifacts and their manifest below out/artifacts"),
         ("merge", "publish what `build --shard` wrote, once all shards are there"),
@@ -131,6 +137,9 @@ def _parser() -> argparse.ArgumentParser:
         if name == "verify":
             continue
         command.add_argument("--archs", default="", help="architectures; commas separate")
+        if name == "grid":
+            model_grid.add_arguments(command)
+            continue
         command.add_argument(
             "--profile", help="dev, smoke, release, a model's profile, or the path of a .yaml file"
         )
