@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,14 +94,30 @@ def _why_not(need: Need, variants: Sequence[Variant]) -> str:
 
 
 def profile_matches(need: Need, spec: OperatorSpec) -> tuple[Match, ...]:
-    """Return the partial matches that take what serves a need, on any backend."""
-    names = [name for name, _ in need.parameters]
-    found: list[Match] = []
-    for backend in need.backends:
-        for variant in serve(need, spec, backend, None).variants:
-            built = dict(variant.key.parameters)
-            found.append(tuple((name, built[name]) for name in names))
-    return tuple(dict.fromkeys(found))
+    """Return the partial matches that take what serves a need, on any backend.
+
+    A match means every backend. Where one backend has variants of its own for what another leaves
+    to the run time, the matches name the other's own parameters too, so that they mean it alone.
+    """
+    names = {name for name, _ in need.parameters}
+    served = [serve(need, spec, backend, None).variants for backend in need.backends]
+    plain = [_bound(variants, names) for variants in served if variants]
+    if len(set(plain)) == 1:
+        return plain[0]
+    return tuple(
+        match
+        for variants in served
+        if variants
+        for match in _bound(
+            variants, names | {item.name for item in variants[0].backend.parameters}
+        )
+    )
+
+
+def _bound(variants: Iterable[Variant], names: Collection[str]) -> tuple[Match, ...]:
+    """Return how the variants bind some of their parameters, each way once."""
+    bound = [tuple(p for p in variant.key.parameters if p[0] in names) for variant in variants]
+    return tuple(dict.fromkeys(bound))
 
 
 def profile_yaml(model: Model, specs: Iterable[OperatorSpec]) -> str:
@@ -159,8 +175,9 @@ def report(
             lines += [str(need)] if rows else []
             for row in rows:
                 lines += _row_lines(need, row, installed, states)
-            if any(row.is_generic for row in rows):
-                generic.append(str(need))
+            if places := [row.backend for row in rows if row.is_generic]:
+                everywhere = len(places) == len(rows)
+                generic.append(str(need) if everywhere else f"{need} on {', '.join(places)}")
     if idle:
         lines.append(f"not needed: {', '.join(idle)}")
     return [*lines, *_summary(list(states.values()), generic)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 import tilewheel
 from tilewheel_build.errors import OptionError
 from tilewheel_build.model_config import Model, parse_model
-from tilewheel_build.model_grid import profile_name, profile_yaml, report, serve
+from tilewheel_build.model_grid import profile_matches, profile_name, profile_yaml, report, serve
 from tilewheel_build.model_needs import (
     ASCEND_GROUP,
     CAST_CHANNELS,
@@ -23,11 +24,12 @@ from tilewheel_build.model_needs import (
     needs,
 )
 from tilewheel_build.profile_file import parse_profile
-from tilewheel_build.spec import OperatorSpec, load_specs
+from tilewheel_build.spec import OperatorSpec, load_spec, load_specs
 from tilewheel_build.variant import expand
 
 ROOT = Path(__file__).resolve().parents[2]
-MODELS = Path(__file__).resolve().parent / "data" / "models"
+DATA = Path(__file__).resolve().parent / "data"
+MODELS = DATA / "models"
 CONFIGS = sorted(MODELS.glob("*.json"))
 SPECS = {spec.operator: spec for spec in load_specs(ROOT)}
 
@@ -113,7 +115,9 @@ def test_a_profile_that_specs_name_for_the_model_is_what_is_generated(name):
     )
     for operator, spec in SPECS.items():
         for profile in (profile for profile in spec.profiles if profile.name == name):
-            assert chosen(spec, matches[operator]) == chosen(spec, profile.matches)
+            generated, named = chosen(spec, matches[operator]), chosen(spec, profile.matches)
+            # `all` is more than a model needs where there are variants for other models.
+            assert generated <= named if profile.matches == ((),) else generated == named
 
 
 def chosen(spec: OperatorSpec, matches: tuple[Any, ...]) -> set[str]:
@@ -124,6 +128,21 @@ def chosen(spec: OperatorSpec, matches: tuple[Any, ...]) -> set[str]:
         for variant in variants
         if any(set(match) <= set(variant.key.parameters) for match in matches)
     }
+
+
+def test_a_match_names_a_backend_where_another_has_variants_of_its_own():
+    cast = load_spec(DATA / "specs/quant/cast.yaml", root=DATA)
+    (ascend,) = [part for part in cast.backends if part.name == "ascend"]
+    generic_only = replace(ascend, exclude=((("hidden", 4096),), (("hidden", 7168),)))
+    spec = replace(cast, backends=(cast.backends[0], generic_only))
+    wish = need("cast", group=128, hidden=7168, out_dtype="float8_e4m3fn", round_sf=False)
+    rest = {"group": 128, "out_dtype": "float8_e4m3fn", "round_sf": False}
+    assert [dict(match) for match in profile_matches(wish, cast)] == [{**rest, "hidden": 7168}]
+    assert [dict(match) for match in profile_matches(wish, spec)] == [
+        {**rest, "hidden": 7168},
+        {**rest, "hidden": "any", "num_vec_cores": 64},
+        {**rest, "hidden": "any", "num_vec_cores": "any"},
+    ]
 
 
 def test_an_exact_variant_comes_before_the_generic_one():
@@ -229,6 +248,23 @@ def test_the_report_names_the_installed_generic_variant_that_stands_in():
         "0 of 2 keys are installed",
         "1 more are served by installed generic variants",
     ]
+
+
+def test_the_report_says_where_only_generic_variants_are():
+    gate = SPECS["topk_gate"]
+    (ascend,) = [part for part in gate.backends if part.name == "ascend"]
+    generic_only = replace(ascend, exclude=((("num_experts", 256), ("num_topk", 8)),))
+    spec = replace(gate, backends=(gate.backends[0], generic_only))
+    lines = report(
+        model("deepseek-v3"),
+        [spec],
+        backends=["cuda", "ascend-sim"],
+        archs=None,
+        installed=frozenset(),
+    )
+    assert lines[-1] == (
+        "only generic variants for: topk_gate num_experts=256 num_topk=8 on ascend-sim"
+    )
 
 
 def test_the_report_passes_over_backends_of_other_archs():
