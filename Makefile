@@ -38,7 +38,7 @@ SELFTEST = $(if $(filter-out out,$(OUT)),TILEWHEEL_ARTIFACTS='$(OUT)/artifacts')
 help: ## print this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 	@echo
-	@echo "TARGET=cuda|all PROFILE=smoke|dev|release|<model> ONLY='<glob over keys>' ARCHS=sm_90a JOBS=$(JOBS) SHARD=1/4 CPU=aarch64"
+	@echo "TARGET=cuda|all PROFILE=smoke|dev|release|<model>|<path>.yaml ONLY='<glob over keys>' ARCHS=sm_90a JOBS=$(JOBS) SHARD=1/4 CPU=aarch64"
 
 $(STAMP): requirements-dev.txt pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "Python: is %d.%d, must be 3.10 or newer" % sys.version_info[:2])'

@@ -1,4 +1,4 @@
-"""``python -m tilewheel_build list | lower | build | merge | finish | verify``."""
+"""``python -m tilewheel_build list | grid | lower | build | merge | finish | verify``."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from tilewheel_build import model_grid
 from tilewheel_build.backends import BACKENDS
 from tilewheel_build.checkout import ROOT
 from tilewheel_build.driver import DISK_FULL, BuildResult, Failure, Layout, build, plan_units
@@ -27,6 +28,7 @@ from tilewheel_build.errors import (
 )
 from tilewheel_build.host_compiler import MACHINES
 from tilewheel_build.process import TIMEOUT_S
+from tilewheel_build.profile_file import is_profile_file, load_profile
 from tilewheel_build.progress import artifact_table, watch
 from tilewheel_build.publish import lock
 from tilewheel_build.shard import Shard, build_shard, deal, merge
@@ -58,6 +60,10 @@ def main(arguments: Sequence[str]) -> int:
                 return _merge(layout, options.directories)
         specs = load_specs(layout.root)
         check_kernel_files(specs, root=layout.root)
+        if options.command == "grid":
+            backends = _backends(options.target)
+            model_grid.run(options, specs, out=layout.out, backends=backends, errors=errors)
+            return EXIT_OK
         chosen = _variants(specs, options)
         if not chosen:
             errors.print("nothing selected: no variant fits target, archs, profile and globs")
@@ -95,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (
         ("list", "print the keys; needs no compiler"),
+        ("grid", "print the keys that a model needs, and write them as a profile"),
         ("lower", "write the device source of each variant below out/lowered"),
         ("build", "build artifacts and their manifest below out/artifacts"),
         ("merge", "publish what `build --shard` wrote, once all shards are there"),
@@ -128,9 +135,14 @@ def _parser() -> argparse.ArgumentParser:
         )
         if name == "verify":
             continue
-        command.add_argument("--profile", help="dev, smoke, release or a model's profile")
-        command.add_argument("--only", action="append", default=[], help="glob over keys")
         command.add_argument("--archs", default="", help="architectures; commas separate")
+        if name == "grid":
+            model_grid.add_arguments(command)
+            continue
+        command.add_argument(
+            "--profile", help="dev, smoke, release, a model's profile, or the path of a .yaml file"
+        )
+        command.add_argument("--only", action="append", default=[], help="glob over keys")
         if name in ("list", "build"):
             command.add_argument(
                 "--shard",
@@ -214,11 +226,14 @@ def _variants(
     """Return the selected variants of each backend; a glob may fit one backend's keys only."""
     backends = _backends(options.target)
     archs = options.archs.split(",") if options.archs else None
+    profile = options.profile
+    if is_profile_file(profile):
+        profile, specs = load_profile(Path(profile), specs)
     variants = tuple(v for name in backends for spec in specs for v in expand(spec, name, archs))
     others = [
         v for name in BACKENDS if name not in backends for s in specs for v in expand(s, name)
     ]
-    chosen = select(variants, profile=options.profile, only=options.only, other_targets=others)
+    chosen = select(variants, profile=profile, only=options.only, other_targets=others)
     return {
         name: tuple(variant for variant in chosen if variant.key.target.backend == name)
         for name in backends

@@ -48,6 +48,7 @@ __all__ = [
     "load_spec",
     "load_specs",
     "parse_spec",
+    "read_file",
 ]
 
 SPECS_FOLDER = "specs"
@@ -82,13 +83,21 @@ def load_spec(path: Path, *, root: Path) -> OperatorSpec:
         SpecError: the file cannot be read or is no valid spec.
     """
     where = _relative(path, root)
+    return parse_spec(read_file(path, where), where=where)
+
+
+def read_file(path: Path, where: str) -> bytes:
+    """Return the content of a file, cut where it is longer than any that is accepted.
+
+    Raises:
+        SpecError: the file cannot be read.
+    """
     try:
         with path.open("rb") as file:
-            raw = file.read(MAX_SIZE_BYTES + 1)
+            return file.read(MAX_SIZE_BYTES + 1)
     except OSError as error:
         reason = error.strerror or str(error)
         raise SpecError([f"{where}: cannot be read ({reason}), must be a readable file"]) from error
-    return parse_spec(raw, where=where)
 
 
 def load_specs(root: Path) -> tuple[OperatorSpec, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -23,6 +23,7 @@ from tilewheel_build.spec_types import (
     Axis,
     Backend,
     Dimension,
+    Match,
     OperatorSpec,
     Parameter,
     Profile,
@@ -49,10 +50,7 @@ def parse_tree(reader: SpecReader, tree: object) -> OperatorSpec | None:
         partial(_backend, own=own),
         check_name=False,
     )
-    every = dict(own)
-    for backend in _present(backends):
-        for parameter in backend.parameters:
-            every[parameter.name] = (*every.get(parameter.name, ()), parameter)
+    every = with_backends(own, _present(backends))
     dimensions = reader.entries(fields["dimensions"], "dimensions", _dimension)
     return OperatorSpec(
         path=reader.problems.where,
@@ -77,6 +75,15 @@ def parse_tree(reader: SpecReader, tree: object) -> OperatorSpec | None:
         scalars=_present(reader.entries(fields["scalars"], "scalars", _scalar)),
         backends=_present(backends),
     )
+
+
+def with_backends(own: Domains, backends: Iterable[Backend]) -> Domains:
+    """Return the parameters that a name may mean, those of the backends included."""
+    every = dict(own)
+    for backend in backends:
+        for parameter in backend.parameters:
+            every[parameter.name] = (*every.get(parameter.name, ()), parameter)
+    return every
 
 
 def _parameter(
@@ -149,20 +156,28 @@ def _profiles(reader: SpecReader, node: Any, domains: Domains) -> tuple[Profile,
             reader.problems.add(
                 "profiles", f"has the name {show(name)}", "must be made of [a-z0-9.-]"
             )
-        if matches == "all":
-            found.append(Profile(name=name, matches=((),)))
-        elif isinstance(matches, list) and matches:
-            found.append(Profile(name=name, matches=reader.matches(matches, path, domains)))
-        elif matches is not BROKEN:
-            reader.problems.add(
-                path, f"is {show(matches)}", "must be all or a non-empty list of matches"
-            )
+        places = profile_matches(reader, matches, path, domains)
+        readable = tuple(match for match in places if match is not None)
+        found.append(Profile(name=name, matches=readable))
     for name in REQUIRED_PROFILES if isinstance(node, dict) else ():
         if name not in node:
             reader.problems.add(
                 f"profiles.{name}", "is missing", "must be all or a list of matches"
             )
     return tuple(found)
+
+
+def profile_matches(
+    reader: SpecReader, node: object, path: str, domains: Domains
+) -> list[Match | None]:
+    """Return what a profile takes of an operator, in place; ``all`` is the single empty match."""
+    if node == "all":
+        return [()]
+    if isinstance(node, list) and node:
+        return reader.places(node, path, domains)
+    if node is not BROKEN:
+        reader.problems.add(path, f"is {show(node)}", "must be all or a non-empty list of matches")
+    return []
 
 
 def _dimension(reader: SpecReader, name: str, node: object, path: str) -> Dimension | None:

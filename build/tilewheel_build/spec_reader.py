@@ -132,10 +132,15 @@ class SpecReader:
         return sort_parameters(pairs) if len(pairs) == len(node) else None
 
     def matches(self, node: Any, path: str, domains: Domains) -> tuple[Match, ...]:
+        found = self.places(node, path, domains)
+        return tuple(match for match in found if match is not None)
+
+    def places(self, node: Any, path: str, domains: Domains) -> list[Match | None]:
+        """Return each match of a list in its place; None for one that was noted as a problem."""
         items = list(node or ())
         found = [self.match(item, f"{path}[{i}]", domains) for i, item in enumerate(items)]
         self.unique(items, path)
-        return tuple(match for match in found if match is not None)
+        return found
 
     def unique(self, items: Iterable[object], path: str) -> None:
         """Note each item that stands in a list a second time."""

@@ -139,7 +139,7 @@ def _check_coverage(spec: OperatorSpec, problems: Problems) -> None:
 def _check_excludes(spec: OperatorSpec, problems: Problems) -> None:
     everything = combine(spec.points or ((),), spec.grid, ())
     for i, match in enumerate(spec.exclude):
-        _check_match(match, everything, f"exclude[{i}]", problems)
+        check_match(match, everything, f"exclude[{i}]", problems)
     if spec.exclude and not operator_bindings(spec):
         problems.add("exclude", "leaves nothing", "must leave a variant")
         return
@@ -147,12 +147,13 @@ def _check_excludes(spec: OperatorSpec, problems: Problems) -> None:
         everything = combine(operator_bindings(spec), backend_axes(backend), ())
         path = f"backends.{backend.name}.exclude"
         for i, match in enumerate(backend.exclude):
-            _check_match(match, everything, f"{path}[{i}]", problems)
+            check_match(match, everything, f"{path}[{i}]", problems)
         if backend.exclude and not backend_bindings(spec, backend):
             problems.add(path, "leaves nothing", "must leave a variant")
 
 
-def _check_match(match: Match, bindings: tuple[Match, ...], path: str, problems: Problems) -> None:
+def check_match(match: Match, bindings: tuple[Match, ...], path: str, problems: Problems) -> None:
+    """Note a match that matches none of the bindings."""
     if not any(covers(match, bound) for bound in bindings):
         problems.add(
             path,
@@ -190,7 +191,7 @@ def _check_profiles(
     count = len(problems.errors)
     for profile in spec.profiles:
         for i, match in enumerate(profile.matches):
-            _check_match(match, everything, f"profiles.{profile.name}[{i}]", problems)
+            check_match(match, everything, f"profiles.{profile.name}[{i}]", problems)
     if len(problems.errors) > count or problems.touch("profiles"):
         return
     for profile in spec.profiles:

@@ -64,6 +64,12 @@ def test_target_and_directory_reach_the_driver(target):
     assert " --out '/tmp/an out'" in first
 
 
+@pytest.mark.parametrize("target", ["build", "list", "lower"])
+def test_a_profile_may_be_a_file(target):
+    first = commands(target, "PROFILE=my profiles/v4.yaml")[0]
+    assert " --profile 'my profiles/v4.yaml' " in first
+
+
 def test_clean_removes_the_output_directory_that_is_named(tmp_path):
     out = tmp_path / "an out"
     (out / "artifacts").mkdir(parents=True)
