@@ -71,18 +71,28 @@ def output(
     contiguous(where, out, hint="")
     if out.requires_grad:
         raise ValueError(f"{where}: requires gradients, must not\nhint: call .detach()")
-    if not torch_ops.is_traced(like) and overlap(out, like):
+    separate(where, out, name, like)
+
+
+def separate(where: str, out: Tensor, name: str, other: Tensor) -> None:
+    """Refuse an ``out=`` that shares memory with the argument called ``name``."""
+    if not torch_ops.is_traced(other) and overlap(out, other):
         raise ValueError(f"{where}: shares memory with {name}, must not")
 
 
 def overlap(first: Tensor, second: Tensor) -> bool:
-    """Return whether two contiguous tensors share memory."""
+    """Return whether two tensors' memory, from first to last element, has bytes in common."""
     if first.device != second.device or not first.numel() or not second.numel():
         return False
-    first_begin, second_begin = int(first.data_ptr()), int(second.data_ptr())
-    first_end = first_begin + first.numel() * first.element_size()
-    second_end = second_begin + second.numel() * second.element_size()
-    return bool(first_begin < second_end and second_begin < first_end)
+    (first_begin, first_end), (second_begin, second_end) = _span(first), _span(second)
+    return first_begin < second_end and second_begin < first_end
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    begin = int(tensor.data_ptr())
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    last = sum((size - 1) * stride for size, stride in sizes)
+    return begin, begin + (last + 1) * tensor.element_size()
 
 
 def kind(value: object) -> str:

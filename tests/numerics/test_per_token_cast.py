@@ -254,3 +254,22 @@ def test_stochastic_rounding_draws_the_bits_of_the_reference(
         *(machine, size), lambda: tw.quant.stochastic_cast(on_device, fmt, size, **arguments)
     )
     check(actual, tw.reference.quant.stochastic_cast(x, fmt, size, **arguments))
+
+
+def test_a_wrong_out_is_refused_before_and_after_the_artifact_is_loaded(machine: Any) -> None:
+    x = torch.ones((4, 64), dtype=torch.bfloat16, device=machine.device)
+    data, sf = run(machine, x, "e4m3", 32)
+    memory = torch.empty((64,), device=machine.device)
+    wrong: list[tuple[Any, type[Exception]]] = [
+        (5, TypeError),
+        ([data, sf], TypeError),
+        ((data, sf, sf), TypeError),
+        ((data, sf.clone().requires_grad_()), ValueError),
+        ((data, memory.view(4, 16)[:, :2]), ValueError),
+        ((data, memory[:2].expand(4, 2)), ValueError),
+        ((data, data.view(torch.float32).view(-1)[:8].view(4, 2)), ValueError),
+    ]
+    for _ in range(2):
+        for out, kind in wrong:
+            with pytest.raises(kind, match="per_token_cast: out"):
+                tw.quant.per_token_cast(x, "e4m3", 32, out=out)

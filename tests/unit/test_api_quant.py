@@ -317,3 +317,42 @@ def test_ascend_has_groups_of_32_only(size):
         for name, call in calls.items():
             with pytest.raises(ValueError, match=f"^{name}: {message}$"):
                 call()
+
+
+def bytes_of(size):
+    return torch.zeros(size, dtype=torch.uint8)
+
+
+def test_out_may_not_share_memory_with_a_strided_input_or_itself():
+    memory = bytes_of(3 * 1024)
+    x = memory.view(torch.bfloat16).view(3, 512)[:, :192]
+    data = memory[2048 + 200 :][: 3 * 192].view(torch.float8_e4m3fn).view(3, 192)
+    sf = torch.empty((3, 6))
+    column = memory.view(torch.float32)[: 6 * 4].view(6, 4)[:, :3].t()
+    apart = torch.empty((3, 192), dtype=torch.float8_e4m3fn)
+    inside = apart.view(torch.uint8).view(-1)[:72].view(torch.float32).view(3, 6)
+    for out, message, flags in (
+        ((data, sf), "out[0]: shares memory with x, must not", {}),
+        (
+            (apart, column),
+            "out[1]: shares memory with x, must not",
+            {"use_tma_aligned_col_major_sf": True},
+        ),
+        ((apart, inside), "out[1]: shares memory with out[0], must not", {}),
+        (
+            (apart, torch.empty((6, 4), requires_grad=True)[:, :3].t()),
+            "out[1]: requires gradients, must not\nhint: call .detach()",
+            {"use_tma_aligned_col_major_sf": True},
+        ),
+    ):
+        with pytest.raises(ValueError, match=r"shares memory|requires gradients") as caught:
+            tw.quant.per_token_cast(x, "e4m3", 32, out=out, **flags)
+        assert str(caught.value) == f"per_token_cast: {message}"
+    assert not bool(memory.any())
+
+
+def test_out_of_cast_back_may_not_share_memory_with_its_scales():
+    memory = torch.zeros((3, 192))
+    pair = (PAIR[0], memory.view(-1)[:18].view(3, 6))
+    actual = messages_of(lambda: tw.quant.cast_back(pair, "f32", BLOCK, out=memory), ValueError)
+    assert actual == "cast_back: out: shares memory with x[1], must not"

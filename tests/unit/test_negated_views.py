@@ -21,6 +21,8 @@ def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 X = zeros(2, 128, dtype=torch.bfloat16)
 PAIR = (zeros(2, 128, dtype=torch.float8_e4m3fn), zeros(2, 1))
+FORM = {"fmt": "e4m3", "num_per_channels": 128}
+BACK = {"fmt": "bf16", "out": zeros(2, 128, dtype=torch.bfloat16)}
 
 # Arguments with which a public function launches; between them every tensor that it takes.
 CALLS: list[tuple[str, dict[str, Any]]] = [
@@ -28,17 +30,17 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
         "moe.topk_gate",
         {"scores": zeros(2, 8), "num_topk": 2, "out": zeros(2, 2, dtype=torch.int64)},
     ),
-    ("quant.cast_back", {"x": PAIR, "out": zeros(2, 128, dtype=torch.bfloat16)}),
-    ("quant.per_token_cast", {"x": X, "out": PAIR}),
-    ("quant.per_token_cast", {"x": PAIR, "x_block_size": (1, 128)}),
-    ("quant.per_token_cast_back", {"x": PAIR, "out": zeros(2, 128, dtype=torch.bfloat16)}),
+    ("quant.cast_back", {"x": PAIR, "x_block_size": (1, 128), **BACK}),
+    ("quant.per_token_cast", {"x": X, "out": PAIR, **FORM}),
+    ("quant.per_token_cast", {"x": PAIR, "x_block_size": (1, 128), **FORM}),
+    ("quant.per_token_cast_back", {"x": PAIR, "num_per_channels": 128, **BACK}),
     (
         "quant.per_token_cast_with_precomputed_sf",
-        {"x": X, "fmt": "e4m3", "num_per_channels": 128, "sf": zeros(2, 1)},
+        {"x": X, "sf": zeros(2, 1), **FORM},
     ),
-    ("quant.per_token_cast_with_sf_only", {"x": X}),
-    ("quant.per_token_cast_with_sf_only", {"x": PAIR, "x_block_size": (1, 128)}),
-    ("quant.stochastic_cast", {"x": X, "seed": 1}),
+    ("quant.per_token_cast_with_sf_only", {"x": X, **FORM}),
+    ("quant.per_token_cast_with_sf_only", {"x": PAIR, "x_block_size": (1, 128), **FORM}),
+    ("quant.stochastic_cast", {"x": X, "seed": 1, **FORM}),
     (
         "transform.apply_rotary",
         {

@@ -58,6 +58,7 @@ def cast_back(
     if out is not None:
         shape = (data.shape[0], hidden)
         checks.output("cast_back: out", out, like=data, name="x", shape=shape, of=_DTYPES[fmt])
+        checks.separate("cast_back: out", out, "x[1]", sf)
     if is_compiling() or torch_ops.is_traced(data):
         result: Tensor = _cast_back_op(data, sf, fmt, *block)
         return result if out is None else out.copy_(result)

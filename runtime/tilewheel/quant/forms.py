@@ -260,3 +260,6 @@ def check_out_sf(where: str, sf: Tensor, form: Form, x: Tensor, hidden: int) -> 
             f"{where}: strides are {sf.stride()}, must be (1, a multiple of {align} from "
             f"{math.ceil(max(1, shape[0]) / align) * align})"
         )
+    if sf.requires_grad:
+        raise ValueError(f"{where}: requires gradients, must not\nhint: call .detach()")
+    checks.separate(where, sf, "x", x)

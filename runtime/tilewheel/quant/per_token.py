@@ -139,14 +139,25 @@ def _fast_cast(x: Tensor, form: Form, least: float, out: Pair | None) -> Pair | 
 
 def _is_special(x: Tensor, out: Pair) -> bool:
     """Return whether ``out`` may overlap ``x`` or is not plain memory to write."""
-    data, sf = out
-    if type(data) is not Tensor or type(sf) is not Tensor or x.requires_grad:
+    if type(out) is not tuple or len(out) != 2:
         return True
-    if data.is_neg() or sf.is_neg():
+    data, sf = out
+    if type(data) is not Tensor or type(sf) is not Tensor:
+        return True
+    if x.requires_grad or data.requires_grad or sf.requires_grad:
+        return True
+    if data.is_neg() or sf.is_neg() or not (data.is_contiguous() and sf.is_contiguous()):
         return True
     begin = x.data_ptr()
     end = begin + x.element_size() * ((x.shape[0] - 1) * x.stride(0) + x.shape[1])
-    return any(t.data_ptr() < end and begin < t.data_ptr() + t.nbytes for t in (data, sf))
+    data_begin, sf_begin = data.data_ptr(), sf.data_ptr()
+    data_end, sf_end = data_begin + data.nbytes, sf_begin + sf.nbytes
+    overlaps = (
+        (data_begin < end and begin < data_end)
+        or (sf_begin < end and begin < sf_end)
+        or (data_begin < sf_end and sf_begin < data_end)
+    )
+    return bool(overlaps)
 
 
 def _parameters(form: Form, x: Tensor) -> dict[str, Value]:
@@ -209,6 +220,8 @@ def _recast(
         return _cast(where, values, form, least, out)
     if out is not None:
         _check_out(where, out, form, data, hidden)
+        for i in (0, 1):
+            checks.separate(f"{where}: out[{i}]", out[i], "x[1]", x_sf)
     launch = bind("per_token_recast", data.device, **_parameters(form, data))
     assert launch is not None  # only the CPU has none
     new_data, sf = _empty_pair(form, data, hidden) if out is None else out
@@ -248,6 +261,7 @@ def _check_out(where: str, out: Any, form: Form, x: Tensor, hidden: int) -> None
     shape = (x.shape[0], form.data_width(hidden))
     checks.output(f"{where}: out[0]", out[0], like=x, name="x", shape=shape, of=form.data_dtype)
     forms.check_out_sf(f"{where}: out[1]", out[1], form, x, hidden)
+    checks.separate(f"{where}: out[1]", out[1], "out[0]", out[0])
 
 
 def flags(form: Form) -> tuple[str, int, bool, bool, bool, bool]:
