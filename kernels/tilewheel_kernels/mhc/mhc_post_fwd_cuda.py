@@ -74,7 +74,9 @@ def mhc_post_fwd(*, hidden: int | None) -> "PrimFunc":
                 # load
                 x_words[T.Ramp(0, 1, 4)] = T.ldg128(x[token, place * VECTOR])
                 for m in T.unroll(NUM_STREAMS):
-                    words_local[T.Ramp(m * WORDS, 1, 4)] = T.ldg128(residual[token, m, place * VECTOR])
+                    words_local[T.Ramp(m * WORDS, 1, 4)] = T.ldg128(
+                        residual[token, m, place * VECTOR]
+                    )
                 for o in T.vectorized(NUM_STREAMS):
                     post_local[o] = post_mix[token, o]
                 for m in T.unroll(NUM_STREAMS):
@@ -83,7 +85,7 @@ def mhc_post_fwd(*, hidden: int | None) -> "PrimFunc":
                 T.pdl_trigger()
 
                 # compute and store
-                # By pairs of channels: what is read leaves its registers as what is written fills them.
+                # By pairs of channels, so that results take the registers of what they were made from.
                 for w in T.unroll(WORDS):
                     for o in T.unroll(NUM_STREAMS):
                         for e in T.unroll(2):
