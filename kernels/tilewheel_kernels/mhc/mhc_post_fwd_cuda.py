@@ -85,7 +85,7 @@ def mhc_post_fwd(*, hidden: int | None) -> "PrimFunc":
                 T.pdl_trigger()
 
                 # compute and store
-                # By pairs of channels, so that results take the registers of what they were made from.
+                # By pairs of channels: results take the registers of what they were made from.
                 for w in T.unroll(WORDS):
                     for o in T.unroll(NUM_STREAMS):
                         for e in T.unroll(2):
