@@ -230,6 +230,83 @@ def apply_rotary(num_heads: int, interleaved: bool, *, with_positions: bool = Fa
     )
 
 
+def mhc_pre_big_fuse_fwd(num_splits: int, hidden: int, *, with_norm: bool = False) -> Case:
+    """DeepSeek-V4's constants; the peer has no output norm."""
+    numbers = (1e-6, 1e-6, 1e-6, 2.0, 20)
+
+    def inputs(num_tokens: int) -> tuple[Any, ...]:
+        residual = torch.randn((num_tokens, 4, hidden), device="cuda").to(torch.bfloat16)
+        products = torch.randn((num_splits, num_tokens, 24), device="cuda")
+        squares = torch.rand((num_splits, num_tokens), device="cuda") * hidden
+        scale, base = torch.randn(3, device="cuda"), torch.randn(24, device="cuda")
+        weight = torch.randn(hidden, device="cuda").to(torch.bfloat16) if with_norm else None
+        out = torch.empty((num_tokens, hidden), dtype=torch.bfloat16, device="cuda")
+        results = (
+            torch.empty((num_tokens, 4), device="cuda"),
+            torch.empty((num_tokens, 4, 4), device="cuda"),
+            out,
+        )
+        return (products, squares, scale, base, residual), weight, results
+
+    def ours(tensors: Any) -> object:
+        arguments, weight, results = tensors
+        return tw.mhc.pre_big_fuse_fwd(*arguments, *numbers, norm_weight=weight, out=results[2])
+
+    def ours_allocating(tensors: Any) -> object:
+        arguments, weight, _ = tensors
+        return tw.mhc.pre_big_fuse_fwd(*arguments, *numbers, norm_weight=weight)
+
+    def peer(tensors: Any) -> object:
+        import tile_kernels
+
+        arguments, _, (post_mix, comb_mix, out) = tensors
+        tile_kernels.mhc.mhc_pre_big_fuse_fwd(
+            *arguments, post_mix, comb_mix.view(-1, 16), out, *numbers, n_splits=num_splits
+        )
+        return out
+
+    return Case(
+        name=f"mhc_pre_big_fuse_fwd{' norm' if with_norm else ''} H{hidden} S{num_splits}",
+        operator="mhc_pre_big_fuse_fwd",
+        parameters=(("hidden", hidden), ("output_norm", with_norm)),
+        inputs=inputs,
+        ours=ours,
+        ours_allocating=ours_allocating,
+        peer=None if with_norm else peer,
+        bytes=lambda num_tokens: num_tokens * (5 * 2 * hidden + num_splits * 4 * 25 + 4 * 20),
+    )
+
+
+def mhc_post_fwd(hidden: int) -> Case:
+    def inputs(num_tokens: int) -> tuple[Any, ...]:
+        x = torch.randn((num_tokens, hidden), device="cuda").to(torch.bfloat16)
+        residual = torch.randn((num_tokens, 4, hidden), device="cuda").to(torch.bfloat16)
+        post_mix = torch.rand((num_tokens, 4), device="cuda")
+        comb_mix = torch.rand((num_tokens, 4, 4), device="cuda")
+        return (x, residual, post_mix, comb_mix), torch.empty_like(residual)
+
+    def peer(tensors: Any) -> object:
+        import tile_kernels
+
+        (x, residual, post_mix, comb_mix), out = tensors
+        # A batch of one sequence.
+        tile_kernels.mhc.mhc_post_fwd(
+            x[None], residual[None], post_mix[None, :, :, None], comb_mix[None], out=out[None]
+        )
+        return out
+
+    return Case(
+        name=f"mhc_post_fwd H{hidden}",
+        operator="mhc_post_fwd",
+        parameters=(("hidden", hidden),),
+        inputs=inputs,
+        ours=lambda tensors: tw.mhc.post_fwd(*tensors[0], out=tensors[1]),
+        ours_allocating=lambda tensors: tw.mhc.post_fwd(*tensors[0]),
+        peer=peer,
+        bytes=lambda num_tokens: num_tokens * (9 * 2 * hidden + 4 * 20),
+    )
+
+
 CASES = (
     topk_gate(72, 6),
     topk_gate(256, 8),
@@ -255,4 +332,12 @@ CASES = (
     half_of_a_cast("stochastic_cast"),
     apply_rotary(64, interleaved=False),
     apply_rotary(64, interleaved=True, with_positions=True),
+    mhc_pre_big_fuse_fwd(1, 4096),
+    mhc_pre_big_fuse_fwd(16, 4096),
+    mhc_pre_big_fuse_fwd(64, 4096),
+    mhc_pre_big_fuse_fwd(1, 7168),
+    mhc_pre_big_fuse_fwd(1, 4096, with_norm=True),
+    mhc_pre_big_fuse_fwd(1, 7168, with_norm=True),
+    mhc_post_fwd(4096),
+    mhc_post_fwd(7168),
 )

@@ -21,6 +21,7 @@ from tilewheel.loader import Kernel
 from tilewheel.version import VERSION
 
 if TYPE_CHECKING:
+    from tilewheel import mhc as mhc
     from tilewheel import moe as moe
     from tilewheel import quant as quant
     from tilewheel import rand as rand

@@ -1,0 +1,298 @@
+"""``pre_big_fuse_fwd``: the mixes of hyper-connections and the layer's input."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, bfloat16, empty, float32
+from torch.autograd.graph import increment_version
+from torch.compiler import is_compiling
+
+from tilewheel import checks, torch_ops
+from tilewheel.backend import active
+from tilewheel.dispatch import bind, bound
+from tilewheel.mhc.streams import (
+    NUM_STREAMS,
+    check_device,
+    check_like,
+    check_out,
+    check_residual,
+    is_refused,
+)
+from tilewheel.reference import mhc as reference
+
+_NUM_MIXES = 24
+_MAX_SPLITS = 128
+_MAX_REPEAT = 1024
+_FLOAT32_MAX = 3.4028234663852886e38
+_FLOATS = (
+    ("rms_eps", 0.0, _FLOAT32_MAX),
+    ("pre_eps", 0.0, _FLOAT32_MAX),
+    ("sinkhorn_eps", 1e-30, 1.0),
+    ("post_mult", -_FLOAT32_MAX, _FLOAT32_MAX),
+    ("norm_eps", 0.0, _FLOAT32_MAX),
+)
+
+
+def pre_big_fuse_fwd(
+    gemm_out_mul: Tensor,
+    gemm_out_sqrsum: Tensor,
+    scale: Tensor,
+    base: Tensor,
+    residual: Tensor,
+    rms_eps: float,
+    pre_eps: float,
+    sinkhorn_eps: float,
+    post_mult: float,
+    sinkhorn_repeat: int,
+    *,
+    norm_weight: Tensor | None = None,
+    norm_eps: float = 1e-6,
+    out: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return each token's post_mix, comb_mix and layer_input, from split-K partials of its mixes.
+
+    All numbers are run-time values: one artifact serves every number of splits, every hidden size
+    and every eps. With mixes = sum of ``gemm_out_mul`` over splits * rsqrt(sum of
+    ``gemm_out_sqrsum`` / (4 hidden) + rms_eps), 4 of pre, 4 of post and 16 of comb, in float32::
+
+        pre = sigmoid(pre * scale[0] + base[0:4]) + pre_eps
+        post_mix = post_mult * sigmoid(post * scale[1] + base[4:8])
+        comb = softmax of the rows of (comb * scale[2] + base[8:24]) + sinkhorn_eps
+        comb_mix = comb with columns normalised, then sinkhorn_repeat - 1 times rows and columns,
+            each by division by (sum + sinkhorn_eps)
+        layer_input = sum over streams m of pre[m] * residual[m]
+
+    With ``norm_weight`` layer_input is RMS-normalised: the mean square is that of the unrounded
+    float32 values, the value is rounded to bfloat16, then scaled. post_mix and comb_mix are within
+    1e-5 relative of the reference for mixes up to about 10 (the rounding of a larger mix counts as
+    much as its size), layer_input within one step of bfloat16, two with ``norm_weight``, counted at
+    the largest product that is summed. Deterministic; a token's results do not depend on the batch,
+    for one num_splits. A NaN in a token's mixes makes its results NaN. Not differentiable.
+
+    Args:
+        gemm_out_mul: [num_splits, num_tokens, 24] float32, partial products; num_splits is 1 to
+            128. The last stride is 1, the others are free, so that a view of padded rows serves.
+        gemm_out_sqrsum: [num_splits, num_tokens] float32, partial sums of squares; the last stride
+            is 1.
+        scale: [3] float32, contiguous: of pre, post and comb.
+        base: [24] float32, contiguous.
+        residual: [num_tokens, 4, hidden] bfloat16, contiguous; hidden is a multiple of 64 up to
+            65536. CUDA and NPU need its address aligned to 16 bytes.
+        rms_eps: added to the mean square of the residual, at least 0.
+        pre_eps: added to pre, at least 0.
+        sinkhorn_eps: added to comb and to the sums that divide it, 1e-30 to 1.
+        post_mult: factor of post, 2.0 in DeepSeek-V4.
+        sinkhorn_repeat: how many times columns are normalised, 1 to 1024.
+        norm_weight: [hidden] bfloat16, contiguous, aligned to 16 bytes; None leaves layer_input as
+            it is.
+        norm_eps: added to the mean square of layer_input, at least 0.
+        out: where to write layer_input, [num_tokens, hidden] bfloat16, contiguous, without memory
+            in common with an input; None allocates it. The two small results are always allocated.
+
+    Returns:
+        (post_mix [num_tokens, 4] float32, comb_mix [num_tokens, 4, 4] float32, layer_input
+        [num_tokens, hidden] bfloat16), all contiguous; comb_mix's first index is the source stream.
+
+    Raises:
+        TypeError: an argument is of a wrong type or dtype.
+        ValueError: an argument's shape, layout, device or value is not as above.
+        NoArtifactError: no installed artifact fits the device and these values.
+        ArtifactLoadError: the artifact that fits cannot be loaded.
+
+    CPU tensors go to the reference, or to the backend selected with ``tilewheel.backend``. Launches
+    on the current stream; can be captured in a CUDA graph once its artifact is loaded
+    (``tilewheel.preload``).
+
+    Source: mHC: Manifold-Constrained Hyper-Connections, arXiv 2512.24880, section 4.
+    """
+    tensors = (gemm_out_mul, gemm_out_sqrsum, scale, base, residual)
+    numbers = (rms_eps, pre_eps, sinkhorn_eps, post_mult, sinkhorn_repeat)
+    if is_compiling():
+        return _pre_traced(tensors, numbers, norm_weight, norm_eps, out)
+    try:
+        # Only what the launcher cannot see; it checks the rest.
+        if all(type(tensor) is Tensor for tensor in tensors):
+            num_tokens, _, hidden = residual.shape
+            device = residual.device
+            launch = bound.get(
+                ("mhc_pre_big_fuse_fwd", device, hidden, norm_weight is not None, active())
+            )
+            if launch is not None and num_tokens and (out is None or type(out) is Tensor):
+                if out is not None and is_refused(out, (*tensors, norm_weight)):
+                    return _pre_checked(*tensors, *numbers, norm_weight, norm_eps, out)
+                return _launch_pre(launch, tensors, numbers, norm_weight, norm_eps, out)
+    except Exception:
+        # The explanation is worth its time only now; functorch's tensors fail at the launch.
+        _check_pre(tensors, numbers, norm_weight, norm_eps, out)
+        if not torch_ops.is_traced(residual):
+            raise
+    if isinstance(residual, Tensor) and torch_ops.is_traced(residual):
+        return _pre_traced(tensors, numbers, norm_weight, norm_eps, out)
+    return _pre_checked(*tensors, *numbers, norm_weight, norm_eps, out)
+
+
+def _launch_pre(
+    launch: Any,
+    tensors: tuple[Tensor, ...],
+    numbers: tuple[Any, ...],
+    norm_weight: Tensor | None,
+    norm_eps: float,
+    out: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    num_tokens, _, hidden = tensors[4].shape
+    device = tensors[4].device
+    post_mix = empty((num_tokens, NUM_STREAMS), dtype=float32, device=device)
+    comb_mix = empty((num_tokens, NUM_STREAMS, NUM_STREAMS), dtype=float32, device=device)
+    layer_input = out
+    if layer_input is None:
+        layer_input = empty((num_tokens, hidden), dtype=bfloat16, device=device)
+    if num_tokens:
+        launch(*tensors, norm_weight, post_mix, comb_mix, layer_input, *numbers, norm_eps)
+        if out is not None:
+            increment_version(out)
+    return post_mix, comb_mix, layer_input
+
+
+def _pre_checked(
+    gemm_out_mul: Tensor,
+    gemm_out_sqrsum: Tensor,
+    scale: Tensor,
+    base: Tensor,
+    residual: Tensor,
+    rms_eps: float,
+    pre_eps: float,
+    sinkhorn_eps: float,
+    post_mult: float,
+    sinkhorn_repeat: int,
+    norm_weight: Tensor | None = None,
+    norm_eps: float = 1e-6,
+    out: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Run ``pre_big_fuse_fwd`` on real tensors, with every check made here."""
+    tensors = (gemm_out_mul, gemm_out_sqrsum, scale, base, residual)
+    given = (rms_eps, pre_eps, sinkhorn_eps, post_mult, sinkhorn_repeat)
+    *numbers, norm_eps = _check_pre(tensors, given, norm_weight, norm_eps, out)
+    launch = bind(
+        "mhc_pre_big_fuse_fwd",
+        residual.device,
+        hidden=residual.shape[2],
+        output_norm=norm_weight is not None,
+    )
+    if launch is not None:
+        return _launch_pre(launch, tensors, tuple(numbers), norm_weight, norm_eps, out)
+    with torch.no_grad():
+        post_mix, comb_mix, layer_input = reference.pre_big_fuse_fwd(
+            *tensors, *numbers, norm_weight=norm_weight, norm_eps=norm_eps
+        )
+        return post_mix, comb_mix, layer_input if out is None else out.copy_(layer_input)
+
+
+def _pre_traced(
+    tensors: tuple[Tensor, ...],
+    numbers: tuple[Any, ...],
+    norm_weight: Tensor | None,
+    norm_eps: float,
+    out: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    *checked, norm_eps = _check_pre(tensors, numbers, norm_weight, norm_eps, out)
+    post_mix, comb_mix, layer_input = _pre_op(*tensors, *checked, norm_weight, norm_eps)
+    return post_mix, comb_mix, layer_input if out is None else out.copy_(layer_input)
+
+
+def _pre_fake(
+    gemm_out_mul: Tensor,
+    gemm_out_sqrsum: Tensor,
+    scale: Tensor,
+    base: Tensor,
+    residual: Tensor,
+    rms_eps: float,
+    pre_eps: float,
+    sinkhorn_eps: float,
+    post_mult: float,
+    sinkhorn_repeat: int,
+    norm_weight: Tensor | None,
+    norm_eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    tensors = (gemm_out_mul, gemm_out_sqrsum, scale, base, residual)
+    numbers = (rms_eps, pre_eps, sinkhorn_eps, post_mult, sinkhorn_repeat)
+    _check_pre(tensors, numbers, norm_weight, norm_eps, None)
+    num_tokens, _, hidden = residual.shape
+    return (
+        residual.new_empty((num_tokens, NUM_STREAMS), dtype=float32),
+        residual.new_empty((num_tokens, NUM_STREAMS, NUM_STREAMS), dtype=float32),
+        residual.new_empty((num_tokens, hidden)),
+    )
+
+
+def _check_pre(
+    tensors: tuple[Tensor, ...],
+    numbers: tuple[Any, ...],
+    norm_weight: Tensor | None,
+    norm_eps: float,
+    out: Tensor | None,
+) -> list[Any]:
+    """Return the numbers and norm_eps once every argument is as ``pre_big_fuse_fwd`` says."""
+    where = "mhc.pre_big_fuse_fwd"
+    gemm_out_mul, gemm_out_sqrsum, scale, base, residual = tensors
+    num_tokens, hidden = check_residual(where, residual)
+    checks.dense(f"{where}: gemm_out_mul", gemm_out_mul, (float32,))
+    shape = ("num_splits", num_tokens, _NUM_MIXES)
+    if gemm_out_mul.ndim != 3 or tuple(gemm_out_mul.shape[1:]) != shape[1:]:
+        raise ValueError(
+            f"{where}: gemm_out_mul: shape is {tuple(gemm_out_mul.shape)}, must be "
+            f"[num_splits, {num_tokens}, {_NUM_MIXES}]"
+        )
+    num_splits = gemm_out_mul.shape[0]
+    if not 1 <= num_splits <= _MAX_SPLITS:
+        raise ValueError(
+            f"{where}: gemm_out_mul: num_splits is {num_splits}, must be 1 to {_MAX_SPLITS}"
+        )
+    check_like(where, "gemm_out_sqrsum", gemm_out_sqrsum, (num_splits, num_tokens), residual)
+    for name, tensor in (("gemm_out_mul", gemm_out_mul), ("gemm_out_sqrsum", gemm_out_sqrsum)):
+        if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+            raise ValueError(f"{where}: {name}: stride(-1) is {tensor.stride(-1)}, must be 1")
+    check_device(where, "gemm_out_mul", gemm_out_mul, residual)
+    check_like(where, "scale", scale, (3,), residual)
+    check_like(where, "base", base, (_NUM_MIXES,), residual)
+    checks.contiguous(f"{where}: scale", scale)
+    checks.contiguous(f"{where}: base", base)
+    if norm_weight is not None:
+        check_like(where, "norm_weight", norm_weight, (hidden,), residual, bfloat16)
+        checks.contiguous(f"{where}: norm_weight", norm_weight)
+    floats = [
+        _number(f"{where}: {name}", value, lowest, highest)
+        for (name, lowest, highest), value in zip(_FLOATS, (*numbers[:4], norm_eps), strict=True)
+    ]
+    repeat = checks.integer(f"{where}: sinkhorn_repeat", numbers[4], 1, _MAX_REPEAT)
+    if out is not None:
+        inputs = (
+            *zip(("gemm_out_mul", "gemm_out_sqrsum", "scale", "base"), tensors, strict=False),
+        )
+        check_out(
+            where, out, residual, (num_tokens, hidden), (*inputs, ("norm_weight", norm_weight))
+        )
+    return [*floats[:4], repeat, floats[4]]
+
+
+def _number(where: str, value: Any, lowest: float, highest: float) -> Any:
+    """Return a float32's value, or what stands for it while tracing."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, torch.SymFloat)):
+        raise TypeError(f"{where}: is {checks.kind(value)}, must be a float")
+    # Not math.isfinite, which Dynamo cannot trace.
+    if not lowest <= value <= highest:
+        limit = "finite" if lowest < 0 else f"finite and at least {lowest:g}"
+        if highest < _FLOAT32_MAX:
+            limit = f"{lowest:g} to {highest:g}"
+        raise ValueError(f"{where}: is {value}, must be {limit}")
+    return float(value) if isinstance(value, int) else value
+
+
+_pre_op = torch_ops.define(
+    "mhc_pre_big_fuse_fwd(Tensor gemm_out_mul, Tensor gemm_out_sqrsum, Tensor scale, Tensor base, "
+    "Tensor residual, float rms_eps, float pre_eps, float sinkhorn_eps, float post_mult, "
+    "int sinkhorn_repeat, Tensor? norm_weight, float norm_eps) -> (Tensor, Tensor, Tensor)",
+    _pre_checked,
+    _pre_fake,
+)
