@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tilewheel.reference import moe, quant, rand, transform
+from tilewheel.reference import engram, moe, quant, rand, transform
 
-__all__ = ["moe", "quant", "rand", "transform"]
+__all__ = ["engram", "moe", "quant", "rand", "transform"]
