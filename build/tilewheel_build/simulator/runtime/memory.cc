@@ -105,15 +105,18 @@ static void check_gm(Worker &worker, const void *address, size_t size, bool is_w
   const Region *regions = worker.launch->regions->region;
   if (count == 0) return;
   const auto begin = (uintptr_t)address;
+  int64_t input = -1;
   for (size_t i = 0; i < count; ++i) {
     const auto base = (uintptr_t)regions[i].base;
     if (begin < base || begin - base > regions[i].size_bytes ||
         size > regions[i].size_bytes - (begin - base))
       continue;
-    if (is_write && !regions[i].is_writable) {
-      fail_core(&worker, "dma write of %zu bytes to tensor %zu, must be an output", size, i);
-    }
-    return;
+    if (!is_write || regions[i].is_writable) return;
+    if (input < 0) input = (int64_t)i;  // an output may lie here too: in-place operators
+  }
+  if (input >= 0) {
+    fail_core(&worker, "dma write of %zu bytes to tensor %lld, must be an output", size,
+              (long long)input);
   }
   // Name the tensor that was missed: the one with the nearest start below.
   int64_t nearest = -1;
