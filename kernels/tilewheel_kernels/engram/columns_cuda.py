@@ -33,16 +33,29 @@ def element(words, i):
     return T.reinterpret(high & T.uint32(0xFFFF0000), "float32")
 
 
+def element_again(words, i):
+    """The same by another instruction.
+
+    The compiler does not see that they are equal, so that it does not keep the floats in registers,
+    twice as many as the words, from one use to a later one.
+    """
+    selector = T.if_then_else(i % 2 == 0, T.uint32(0x1044), T.uint32(0x3244))
+    return T.reinterpret(
+        T.call_extern("uint32", "__byte_perm", words[i // 2], T.uint32(0), selector), "float32"
+    )
+
+
 def fma(a, b, c):
     return T.call_extern("float32", "__fmaf_rn", a, b, c)
 
 
 def sigmoid(y):
-    return T.float32(1.0) / (T.float32(1.0) + T.exp(-y))
+    # Fast, and 0 where the denominator is above 2**126, as it should be.
+    return T.call_extern("float32", "__fdividef", T.float32(1.0), T.float32(1.0) + T.exp(-y))
 
 
 def inverse_root(value):
-    return T.float32(1.0) / T.sqrt(value)
+    return T.rsqrt(value)
 
 
 @T.macro
@@ -120,7 +133,7 @@ def wait_async(pending):
 
 @T.macro
 def load_saved(saved_local, saved, token, stream):  # type: ignore[no-untyped-def]
-    """Read the four saved numbers of a token's stream, by an instruction that stays in its place."""
+    """Read the four saved numbers of a token's stream, by instructions that stay in place."""
     for i in [0, 1, 2, 3]:
         saved_local[i] = T.reinterpret(T.ldg32(saved[i][token, stream]), "float32")
 
@@ -141,6 +154,6 @@ def gradient_factors(  # type: ignore[no-untyped-def]
     factors_local[0] = T.if_then_else(
         magnitude < clamp_value, T.float32(0.0), grad_z * scale * saved_local[2] * saved_local[3]
     )
-    b = factors_local[0] * saved_local[0] / size
+    b = factors_local[0] * saved_local[0] * (T.float32(1.0) / size)
     factors_local[1] = b * saved_local[2] * saved_local[2]
     factors_local[2] = b * saved_local[3] * saved_local[3]

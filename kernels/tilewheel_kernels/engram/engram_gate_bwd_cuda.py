@@ -9,16 +9,16 @@
     grad_w_partial[p] = sum over the tokens of part p of a * x * k
 
 Block p is part p and walks over the tokens p, p + num_parts, ...: a thread owns its columns
-(columns_cuda.py) of all streams and keeps their sums of a * x * k in registers to the end. Copies of
-the next token to shared memory start as soon as this one's values are in registers, and no other
+(columns_cuda.py) of all streams and keeps their sums of a * x * k in registers to the end. Copies
+of the next token to shared memory start as soon as this one's values are in registers, and no other
 thread reads them, so that they need no barrier. With hidden at run time, or where shared memory is
 too small, a block takes four tokens at a time, reads g a second time, from the cache, and adds to
 its part in memory (generic_bwd_cuda.py).
 On-chip: 26 * hidden bytes of g, x and kv in shared memory, 16 * hidden of weights if they fit;
 registers of a thread: 56 words of sums and data for each of its columns.
 Parameters: hidden a multiple of 256 (or of 512 above 5120).
-Numerics: fp32 sums in a fixed order; grad_x and grad_kv rounded once, and a token's do not depend on
-others nor on num_parts.
+Numerics: fp32 sums in a fixed order; grad_x and grad_kv rounded once, and a token's do not depend
+on others nor on num_parts.
 Reference: tilewheel.reference.engram.engram_gate_bwd.
 Source: original.
 """
@@ -35,6 +35,7 @@ from tilewheel_kernels.engram.columns_cuda import (
     commit_async,
     copy_async,
     element,
+    element_again,
     fma,
     from_stream,
     gradient_factors,
@@ -84,23 +85,23 @@ def _add_products(values_local, g_words, v_words, stream, offset):  # type: igno
 
 @T.macro
 def _gradients(  # type: ignore[no-untyped-def]
-    grad_x_local, grad_k_local, sums_local, grad_v_local, words, w_local, factors, offsets
+    grad_x_local, grad_k_local, sums_local, grad_v_local, words, w_local, factors, offset
 ):
     """Gradients of a column of a stream; adds to grad_v and to the sums of the weight's gradient.
 
-    ``words`` are those of g, x and k, ``factors`` are (a, b_x, b_k, gate), and ``offsets`` are the
-    column's first elements in g, in the sums and in grad_v.
+    ``words`` are those of g, x and k, ``factors`` are (a, b_x, b_k, gate), and ``offset`` is the
+    column's first element in g and in the sums.
     """
     for i in T.unroll(COLUMN):
-        g = element(words[0], offsets[0] + i)
+        g = element_again(words[0], offset + i)
         a_x = factors[0] * element(words[1], i)
         a_k = factors[0] * element(words[2], i)
         b_x = factors[1] * element(words[1], i)
         grad_x_local[i] = T.cast(fma(a_k, w_local[i], g - b_x), "bfloat16")
         b_k = factors[2] * element(words[2], i)
         grad_k_local[i] = T.cast(fma(a_x, w_local[i], -b_k), "bfloat16")
-        sums_local[offsets[1] + i] = fma(a_x, element(words[2], i), sums_local[offsets[1] + i])
-        grad_v_local[offsets[2] + i] = fma(factors[3], g, grad_v_local[offsets[2] + i])
+        sums_local[offset + i] = fma(a_x, element(words[2], i), sums_local[offset + i])
+        grad_v_local[i] = fma(factors[3], g, grad_v_local[i])
 
 
 def _pipelined(hidden: int, columns: int) -> "PrimFunc":
@@ -113,6 +114,9 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
     blocks_per_sm = max(1, min(shared_bytes() // on_chip, 2))
     # The ring's slots: g of the streams, v, then x and k of each stream.
     value, pairs = STREAMS, STREAMS + 1
+    # Groups of copies: g and v, then x and k of each stream and column; always all but the oldest
+    # are awaited later.
+    pending = STREAMS * columns
     num_tokens = T.dynamic("num_tokens")
     num_masked = T.dynamic("num_masked")
     num_parts = T.dynamic("num_parts")
@@ -147,7 +151,7 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
             k_words = T.alloc_local((4,), "uint32")
             w_local = T.alloc_local((COLUMN,), "float32")
             sums_local = T.alloc_local((STREAMS * columns * COLUMN,), "float32")
-            grad_v_local = T.alloc_local((columns * COLUMN,), "float32")
+            grad_v_local = T.alloc_local((COLUMN,), "float32")
             grad_x_local = T.alloc_local((COLUMN,), "bfloat16")
             grad_k_local = T.alloc_local((COLUMN,), "bfloat16")
             values_local = T.alloc_local((STREAMS,), "float32")
@@ -176,8 +180,8 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
                     for m in T.unroll(STREAMS):
                         copy_async(ring_shared[m, c, thread, 0], grad_out[token, m, channel])
                 commit_async()
-                for m in T.unroll(STREAMS):
-                    for c in T.unroll(columns):
+                for c in T.unroll(columns):
+                    for m in T.unroll(STREAMS):
                         channel = (c * threads + thread) * COLUMN
                         slot = pairs + 2 * m
                         copy_async(ring_shared[slot, c, thread, 0], x[token, m, channel])
@@ -188,7 +192,7 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
                                     w_shared[m, c, half, thread, 0],
                                     weight_fused[m, channel + half * 4],
                                 )
-                    commit_async()
+                        commit_async()
 
             for step in T.unroll(num_steps, unroll_factor=1):
                 next_token = token + T.cast(num_parts, "int64")
@@ -204,7 +208,7 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
                 # load and compute: grad_gate; each slot is filled again once it has been read
                 for m in T.unroll(STREAMS):
                     values_local[m] = T.float32(0.0)
-                wait_async(STREAMS)
+                wait_async(pending)
                 T.sync_warp()
                 for c in T.unroll(columns):
                     channel = (c * threads + thread) * COLUMN
@@ -226,20 +230,19 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
                     total_local, values_local, partial_shared, step % 2, thread, 1, warps
                 )
                 gradient_factors(own_local, saved_local, total_local[0], hidden, clamp_value)
-                for i in T.unroll(columns * COLUMN):
-                    grad_v_local[i] = T.float32(0.0)
 
-                # compute and store: one stream after the other
-                for m in T.unroll(STREAMS):
-                    for i in T.unroll(3):
-                        factor_local[i] = from_stream(own_local[i], m)
-                    factor_local[3] = from_stream(saved_local[1], m)
-                    wait_async(STREAMS)
-                    T.sync_warp()
-                    for c in T.unroll(columns):
-                        channel = (c * threads + thread) * COLUMN
+                # compute and store: a column of one stream after the other
+                for c in T.unroll(columns):
+                    channel = (c * threads + thread) * COLUMN
+                    for i in T.unroll(COLUMN):
+                        grad_v_local[i] = T.float32(0.0)
+                    for m in T.unroll(STREAMS):
                         slot = pairs + 2 * m
-                        offset = (m * columns + c) * COLUMN
+                        for i in T.unroll(3):
+                            factor_local[i] = from_stream(own_local[i], m)
+                        factor_local[3] = from_stream(saved_local[1], m)
+                        wait_async(pending)
+                        T.sync_warp()
                         x_words[T.Ramp(0, 1, 4)] = T.lds128(ring_shared[slot, c, thread, 0])
                         k_words[T.Ramp(0, 1, 4)] = T.lds128(ring_shared[slot + 1, c, thread, 0])
                         if has_next:
@@ -271,17 +274,15 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
                                 (g_words, x_words, k_words),
                                 w_local,
                                 factor_local,
-                                (offset, offset, c * COLUMN),
+                                (m * columns + c) * COLUMN,
                             )
                             for i in T.vectorized(COLUMN):
                                 grad_x[token, m, channel + i] = grad_x_local[i]
                             for i in T.vectorized(COLUMN):
                                 grad_kv[token, m, channel + i] = grad_k_local[i]
-                    commit_async()
-                for c in T.unroll(columns):
-                    channel = (c * threads + thread) * COLUMN
+                        commit_async()
                     for i in T.vectorized(COLUMN):
-                        grad_k_local[i] = T.cast(grad_v_local[c * COLUMN + i], "bfloat16")
+                        grad_k_local[i] = T.cast(grad_v_local[i], "bfloat16")
                     if is_masked:
                         for i in T.vectorized(COLUMN):
                             grad_k_local[i] = T.cast(0.0, "bfloat16")

@@ -72,8 +72,8 @@ def engram_gate_fwd(*, hidden: int | None) -> "PrimFunc":
 def _gate(gate_local, sums_local, hidden, eps, clamp_value):  # type: ignore[no-untyped-def]
     """Turn the sums (x^2, k^2, x * w * k) of a lane's stream into rstd_x, rstd_k, and the gate."""
     size = T.cast(hidden, "float32")
-    sums_local[0] = inverse_root(sums_local[0] / size + eps)
-    sums_local[1] = inverse_root(sums_local[1] / size + eps)
+    sums_local[0] = inverse_root(sums_local[0] * (T.float32(1.0) / size) + eps)
+    sums_local[1] = inverse_root(sums_local[1] * (T.float32(1.0) / size) + eps)
     z = sums_local[2] * sums_local[0] * sums_local[1] * inverse_root(size)
     gate_local[0] = z
     # A comparison, because a maximum would lose a NaN.

@@ -123,9 +123,7 @@ def generic(hidden: int | None) -> "PrimFunc":
                                         element(v_words, i),
                                         values_local[b * STREAMS + m],
                                     )
-                sum_over_block(
-                    total_local, values_local, partial_shared, 0, thread, _TOKENS, warps
-                )
+                sum_over_block(total_local, values_local, partial_shared, 0, thread, _TOKENS, warps)
                 _find_factors(
                     factors_shared,
                     mask_shared,

@@ -89,9 +89,7 @@ def grad_w_reduce(*, hidden: int | None) -> "PrimFunc":
                         part_local[j, e] = T.float32(0.0)
                     if part < num_parts:
                         for e in T.vectorized(_QUAD):
-                            part_local[j, e] = grad_w_partial[
-                                T.cast(part, "int64"), 0, channel + e
-                            ]
+                            part_local[j, e] = grad_w_partial[T.cast(part, "int64"), 0, channel + e]
                 for j in T.unroll(_PARTS_AT_A_TIME):
                     for e in T.unroll(_QUAD):
                         sum_local[e] = sum_local[e] + part_local[j, e]

@@ -85,9 +85,7 @@ def engram_gate_bwd(
         grad_x is grad_out, its grad_kv is 0 and it adds nothing to grad_w_partial.
     """
     hidden = x.shape[-1]
-    g, streams, keys, value = (
-        t.double() for t in (grad_out, x, kv[:, :STREAMS], kv[:, STREAMS:])
-    )
+    g, streams, keys, value = (t.double() for t in (grad_out, x, kv[:, :STREAMS], kv[:, STREAMS:]))
     dot_, gate_, rstd_x_, rstd_k_ = (t.double() for t in (dot, gate, rstd_x, rstd_k))
     scale = hidden**-0.5
     z = (dot_ * rstd_x_ * rstd_k_ * scale).abs()
