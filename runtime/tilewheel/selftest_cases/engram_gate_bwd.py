@@ -38,7 +38,7 @@ def cases(parameters: dict[str, Value], device: str) -> Iterator[Case]:
             saved = engram.engram_gate_fwd(x, kv, weight, EPS, CLAMP_VALUE)[1:]
             inputs = (grad_out, x, kv, weight, *saved)
             grad_x, grad_kv, partial = engram.engram_gate_bwd(
-                *inputs, CLAMP_VALUE, image_token_mask=masked
+                *(tensor.double() for tensor in inputs), CLAMP_VALUE, image_token_mask=masked
             )
             yield Case(
                 name=f"num_tokens={num_tokens} num_parts={num_parts} hidden={hidden} "
@@ -46,8 +46,8 @@ def cases(parameters: dict[str, Value], device: str) -> Iterator[Case]:
                 arguments=(
                     *(tensor.to(device) for tensor in inputs),
                     (mask if has_mask else mask[:0]).to(device),
-                    torch.empty(grad_x.shape, dtype=grad_x.dtype, device=device),
-                    torch.empty(grad_kv.shape, dtype=grad_kv.dtype, device=device),
+                    torch.empty(x.shape, dtype=x.dtype, device=device),
+                    torch.empty(kv.shape, dtype=kv.dtype, device=device),
                     torch.empty((num_parts, 4, hidden), device=device),
                     CLAMP_VALUE,
                 ),
@@ -58,6 +58,6 @@ def cases(parameters: dict[str, Value], device: str) -> Iterator[Case]:
 
 
 def _difference(actual: Any, expected: Any) -> str:
-    if expected.dtype is torch.bfloat16:
-        return str(ROUNDED(actual, expected))
-    return str(SUMMED(actual.sum(dim=0), expected.sum(dim=0)))
+    if actual.dtype is torch.bfloat16:
+        return str(ROUNDED(actual.double(), expected))
+    return str(SUMMED(actual.double().sum(dim=0), expected.sum(dim=0)))

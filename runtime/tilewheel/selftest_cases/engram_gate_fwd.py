@@ -32,7 +32,12 @@ def cases(parameters: dict[str, Value], device: str) -> Iterator[Case]:
         ):
             x, kv, weight, mask = gate_inputs(num_tokens, hidden)
             expected = engram.engram_gate_fwd(
-                x, kv, weight, EPS, CLAMP_VALUE, image_token_mask=mask if has_mask else None
+                x.double(),
+                kv.double(),
+                weight,
+                EPS,
+                CLAMP_VALUE,
+                image_token_mask=mask if has_mask else None,
             )
             streams = x.to(device, copy=True)
             out = streams if inplace else torch.empty_like(streams)
@@ -56,5 +61,5 @@ def cases(parameters: dict[str, Value], device: str) -> Iterator[Case]:
 
 
 def _difference(actual: Any, expected: Any) -> str:
-    how = ROUNDED if expected.dtype is torch.bfloat16 else SUMMED
-    return str(how(actual, expected))
+    how = ROUNDED if actual.dtype is torch.bfloat16 else SUMMED
+    return str(how(actual.double(), expected))

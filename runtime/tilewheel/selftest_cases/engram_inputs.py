@@ -8,7 +8,7 @@ from torch import Tensor
 from tilewheel import compare
 from tilewheel.key import ANY, Value
 
-# Rounding to bfloat16 (2**-9 of a value) of results that are differences of larger terms.
+# Against float64: one rounding to bfloat16 (at most 2**-8 of a value) after float32 arithmetic.
 ROUNDED = compare.within(1e-5, 2**-8)
 # float32 sums over hidden, against float64; near zero to the size of the terms.
 SUMMED = compare.within(1e-4, 1e-5)
