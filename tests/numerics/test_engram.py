@@ -21,8 +21,8 @@ TOLERANCES = {
     "bfloat16": compare.within(1e-5, 2**-8),
     # float32 sums of up to 7232 products of about 1 in another order; 8e-5 is seen.
     "dot": compare.within(2e-4, 1e-5),
-    # The root steepens towards z = 0, where dot's error is 2e-6 of gate.
-    "gate": compare.within(2e-6, 1e-5),
+    # Of the gate that follows from the saved dot, rstd_x and rstd_k: two roots and an exponential.
+    "gate": compare.within(0.0, 2e-6),
     # A sum of squares and a reciprocal root; 2e-7 is seen.
     "rstd_x": compare.within(0.0, 2e-6),
     "rstd_k": compare.within(0.0, 2e-6),
@@ -78,8 +78,13 @@ def check_forward(
         options["image_token_mask"] = mask.to(machine.device)
     actual = forward(machine, x, kv, weight, eps, clamp_value, **options)
     assert difference("bfloat16", actual[0], expected[0]) == ""
-    for name, mine, right in zip(SAVED, actual[1:], expected[1:], strict=True):
-        if mine is not None:
+    if actual[1] is not None:
+        dot, _, rstd_x, rstd_k = (each.cpu().double() for each in actual[1:])
+        z = dot * rstd_x * rstd_k * x.shape[-1] ** -0.5
+        gate = torch.copysign(z.abs().clamp(min=clamp_value).sqrt(), z).sigmoid()
+        gate = gate if mask is None else gate.masked_fill(mask[:, None], 0.0)
+        saved = (expected[1], gate, *expected[3:])
+        for name, mine, right in zip(SAVED, actual[1:], saved, strict=True):
             assert mine.dtype == torch.float32
             assert difference(name, mine, right) == "", name
     return actual
@@ -164,6 +169,44 @@ def test_in_place_gives_the_same_bits(machine: Any, masked: bool, hidden: int) -
     assert out is streams
     assert saved == [None] * 4
     assert torch.equal(streams, apart)
+
+
+def placed(tensor: torch.Tensor, offset: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return memory full of sevens and a view of it, from ``offset`` on, that holds ``tensor``."""
+    size = tensor.numel()
+    memory = torch.full((size + 128,), 7.0, dtype=tensor.dtype, device=device)
+    view = memory[offset : offset + size].view(tensor.shape)
+    view.copy_(tensor)
+    return memory, view
+
+
+@pytest.mark.parametrize("hidden", [576, 2048])
+def test_views_with_an_offset_are_right_or_refused(machine: Any, hidden: int) -> None:
+    x, kv, weight, _ = inputs(5, hidden)
+    expected = forward(machine, x, kv, weight, EPS, CLAMP_VALUE)[0]
+    memory, streams = placed(x, 8, machine.device)
+    others = (placed(kv, 24, machine.device)[1], placed(weight, 4, machine.device)[1])
+    options = {"save_for_backward": False, "inplace": True}
+    tw.engram.engram_gate_fwd(streams, *others, EPS, CLAMP_VALUE, **options)
+    assert torch.equal(streams, expected)
+    assert bool((memory[:8] == 7).all())
+    assert bool((memory[8 + x.numel() :] == 7).all())
+    memory, streams = placed(x, 4, machine.device)
+    with pytest.raises(ValueError, match="x: data pointer is aligned to 8 bytes, must be to 16"):
+        tw.engram.engram_gate_fwd(streams, *others, EPS, CLAMP_VALUE, **options)
+    assert torch.equal(streams.cpu(), x)
+
+
+@pytest.mark.parametrize("hidden", [576, 2048])
+def test_limits_of_the_numbers_hold_for_a_loaded_artifact(machine: Any, hidden: int) -> None:
+    x, kv, weight, _ = inputs(2, hidden)
+    forward(machine, x, kv, weight, EPS, CLAMP_VALUE)
+    for wrong in (0.0, -1.0, 1e-39, 1e39, torch.inf, torch.nan):
+        with pytest.raises(ValueError, match=r"eps: is .*, must be a positive normal float32"):
+            forward(machine, x, kv, weight, wrong, CLAMP_VALUE)
+        with pytest.raises(ValueError, match=r"clamp_value: is .*, must be a positive normal"):
+            forward(machine, x, kv, weight, EPS, wrong)
+    check_forward(machine, x, kv, weight, eps=3e38, clamp_value=1.2e-38)
 
 
 @pytest.mark.parametrize("hidden", [576, 2048])
