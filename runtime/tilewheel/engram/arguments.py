@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, bfloat16, float32
 
-from tilewheel import checks
+from tilewheel import checks, torch_ops
 from tilewheel.reference.engram import STREAMS
 
 _LEAST = 1.1754943508222875e-38  # the smallest normal float32
@@ -62,6 +62,18 @@ def same_device(where: str, x: Tensor, first: Tensor) -> None:
     """Refuse a tensor that is elsewhere than ``first``."""
     if x.device != first.device:
         raise ValueError(f"{where}: is on {x.device}, must be on {first.device} like the others")
+
+
+def apart(where: str, x: Tensor, *others: tuple[str, Tensor | None]) -> None:
+    """Refuse a tensor that is written and shares memory with one of the others, each with a name.
+
+    Traced tensors have no memory yet.
+    """
+    if torch_ops.is_traced(x):
+        return
+    for name, other in others:
+        if other is not None and checks.overlap(x, other):
+            raise ValueError(f"{where}: shares memory with {name}, must not")
 
 
 def gate_inputs(

@@ -304,8 +304,7 @@ def _check_reduce(
     checks.contiguous("grad_w_reduce: grad_w_partial", grad_w_partial)
     arguments.same_device("grad_w_reduce: weight_hidden", weight_hidden, grad_w_partial)
     arguments.like("grad_w_reduce: weight_embed", weight_embed, shape, bfloat16, grad_w_partial)
-    inputs = [
-        ("grad_w_partial", grad_w_partial),
+    others: list[tuple[str, Tensor | None]] = [
         ("weight_hidden", weight_hidden),
         ("weight_embed", weight_embed),
     ]
@@ -313,11 +312,11 @@ def _check_reduce(
         ("grad_weight_hidden", grad_weight_hidden),
         ("grad_weight_embed", grad_weight_embed),
     ):
-        for other, tensor in inputs:
-            checks.output(
-                f"grad_w_reduce: {name}", grad, like=tensor, name=other, shape=shape, of=float32
-            )
-        inputs.append((name, grad))
+        where = f"grad_w_reduce: {name}"
+        partial = "grad_w_partial"
+        checks.output(where, grad, like=grad_w_partial, name=partial, shape=shape, of=float32)
+        arguments.apart(where, grad, *others)
+        others.append((name, grad))
 
 
 _bwd_op = torch_ops.define(

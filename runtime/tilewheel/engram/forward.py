@@ -52,8 +52,15 @@ def fused_weight(
     shape = (STREAMS, hidden)
     arguments.like("fused_weight: weight_embed", weight_embed, shape, bfloat16, weight_hidden)
     if out is not None:
-        for name, weight in (("weight_hidden", weight_hidden), ("weight_embed", weight_embed)):
-            checks.output("fused_weight: out", out, like=weight, name=name, shape=shape, of=float32)
+        checks.output(
+            "fused_weight: out",
+            out,
+            like=weight_hidden,
+            name="weight_hidden",
+            shape=shape,
+            of=float32,
+        )
+        arguments.apart("fused_weight: out", out, ("weight_embed", weight_embed))
     if is_compiling() or torch_ops.is_traced(weight_hidden):
         result: Tensor = _fused_weight_op(weight_hidden, weight_embed)
         return result if out is None else out.copy_(result)
@@ -332,9 +339,8 @@ def _check(
             "engram_gate_fwd: x: requires gradients, must not: it is written in place\n"
             "hint: use torch.no_grad(), or tilewheel.modeling.EngramGate"
         )
-    for name, tensor in (("kv", kv), ("weight_fused", weight_fused), ("image_token_mask", mask)):
-        if tensor is not None and not torch_ops.is_traced(x) and checks.overlap(x, tensor):
-            raise ValueError(f"engram_gate_fwd: x: shares memory with {name}, must not")
+    others = (("kv", kv), ("weight_fused", weight_fused), ("image_token_mask", mask))
+    arguments.apart("engram_gate_fwd: x", x, *others)
 
 
 _fused_weight_op = torch_ops.define(
