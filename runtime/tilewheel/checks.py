@@ -72,6 +72,8 @@ def overlap(first: Tensor, second: Tensor) -> bool:
     """Return whether two contiguous tensors share memory."""
     if first.device != second.device or not first.numel() or not second.numel():
         return False
+    if first.is_meta:
+        return False
     first_begin, second_begin = int(first.data_ptr()), int(second.data_ptr())
     first_end = first_begin + first.numel() * first.element_size()
     second_end = second_begin + second.numel() * second.element_size()

@@ -132,11 +132,13 @@ def _launch(
 @cache
 def _num_cores(device: Any, selected: str | None) -> int:
     """Return how many cores share the work on a torch device."""
-    if device.type == "cpu":
-        return 1 if selected is None else resolve(selected).property("num_vec_cores") or 1
     if device.type == "cuda":
         return resolve(device).property("num_sms") or 1
-    return resolve(device).property("num_vec_cores") or 1
+    if device.type == "npu":
+        return resolve(device).property("num_vec_cores") or 1
+    if device.type == "cpu" and selected is not None:
+        return resolve(selected).property("num_vec_cores") or 1
+    return 1
 
 
 @assume_constant_result  # type: ignore[untyped-decorator]
