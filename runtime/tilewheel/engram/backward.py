@@ -142,15 +142,15 @@ def _num_cores(device: Any, selected: str | None) -> int:
 
 
 @assume_constant_result  # type: ignore[untyped-decorator]
-def _most_parts(device: Any, hidden: int) -> int:
-    """Return the number of parts that fills a device."""
-    blocks = 2 if device.type == "cuda" and hidden <= _MAX_HIDDEN_OF_TWO_BLOCKS else 1
-    return blocks * _num_cores(device, active())
+def _active_cores(device: Any) -> int:
+    return _num_cores(device, active())
 
 
 def _num_parts(x: Tensor) -> int:
     """Return what fills the device and is at least 1 and at most the number of tokens."""
-    most = _most_parts(x.device, x.shape[2])
+    device, hidden = x.device, x.shape[2]
+    blocks = 2 if device.type == "cuda" and hidden <= _MAX_HIDDEN_OF_TWO_BLOCKS else 1
+    most = blocks * _active_cores(device)
     # These two keep a traced number of tokens symbolic.
     return torch.sym_max(1, torch.sym_min(x.shape[0], most))  # type: ignore[no-any-return]
 
