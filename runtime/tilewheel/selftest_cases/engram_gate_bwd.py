@@ -37,8 +37,9 @@ def cases(parameters: dict[str, Value], device: str) -> Iterator[Case]:
             masked = mask if has_mask else None
             saved = engram.engram_gate_fwd(x, kv, weight, EPS, CLAMP_VALUE)[1:]
             inputs = (grad_out, x, kv, weight, *saved)
+            g, a, b, w, dot, gate, rstd_x, rstd_k = (tensor.double() for tensor in inputs)
             grad_x, grad_kv, partial = engram.engram_gate_bwd(
-                *(tensor.double() for tensor in inputs), CLAMP_VALUE, image_token_mask=masked
+                g, a, b, w, dot, gate, rstd_x, rstd_k, CLAMP_VALUE, image_token_mask=masked
             )
             yield Case(
                 name=f"num_tokens={num_tokens} num_parts={num_parts} hidden={hidden} "
