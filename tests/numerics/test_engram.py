@@ -240,6 +240,12 @@ def test_autograd_notices_that_saved_values_were_written(machine: Any) -> None:
         pytest.skip(str(error).splitlines()[0])
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         product.backward()
+    for i in range(2):
+        buffers = [torch.zeros_like(weight), torch.zeros_like(weight)]
+        product = (buffers[i] * torch.ones((), device=machine.device, requires_grad=True)).sum()
+        tw.engram.grad_w_reduce(weight[None], x[0], x[1], *buffers)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.backward()
 
 
 @pytest.mark.parametrize("hidden", [576, 2048])

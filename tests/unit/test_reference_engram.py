@@ -101,6 +101,29 @@ def test_numbers_of_a_token_by_hand():
     torch.testing.assert_close(out, x + gate[..., None] * 3)
 
 
+def test_a_dot_of_minus_zero_counts_as_positive():
+    x, kv = -torch.zeros(1, 4, 2).double(), torch.ones(1, 5, 2).double()
+    _, dot, gate, _, _ = engram.engram_gate_fwd(x, kv, torch.ones(4, 2), 1e-6, 4.0)
+    assert not bool(dot.signbit().any())
+    torch.testing.assert_close(gate, torch.full((1, 4), 2.0).double().sigmoid())
+
+
+def test_a_masked_token_may_hold_nan():
+    x, kv, weight_hidden, weight_embed = (tensor.detach() for tensor in leaves())
+    weight = weight_hidden * weight_embed
+    saved = engram.engram_gate_fwd(x, kv, weight, EPS, 1e-9)[1:]
+    grad_out = torch.ones_like(x)
+    options = {"image_token_mask": MASK, "num_parts": 2}
+    tensors = (x, kv, *saved)
+    clean = engram.engram_gate_bwd(grad_out, x, kv, weight, *saved, 1e-9, **options)
+    x, kv, *saved = (torch.where(MASK.view(-1, *[1] * (t.ndim - 1)), torch.nan, t) for t in tensors)
+    grads = engram.engram_gate_bwd(grad_out, x, kv, weight, *saved, 1e-9, **options)
+    assert all(torch.equal(a, b) for a, b in zip(grads, clean, strict=True))
+    out, *numbers = engram.engram_gate_fwd(x, kv, weight, EPS, 1e-9, image_token_mask=MASK)
+    assert bool(out[1].isnan().all())
+    assert not any(bool(each[1].any()) for each in numbers)
+
+
 def test_part_p_takes_every_num_parts_th_token():
     x, kv, weight_hidden, weight_embed = (tensor.detach() for tensor in leaves(5))
     weight = weight_hidden * weight_embed
