@@ -307,6 +307,60 @@ def mhc_post_fwd(hidden: int) -> Case:
     )
 
 
+def _engram_inputs(num_tokens: int, hidden: int) -> tuple[torch.Tensor, ...]:
+    """x, kv, weight_fused and grad_out."""
+    x, grad_out = torch.randn((2, num_tokens, 4, hidden), device="cuda").to(torch.bfloat16)
+    kv = torch.randn((num_tokens, 5, hidden), device="cuda").to(torch.bfloat16)
+    return x, kv, torch.randn((4, hidden), device="cuda"), grad_out
+
+
+def engram_gate_fwd(hidden: int) -> Case:
+    def ours(tensors: Any) -> object:
+        return tw.engram.engram_gate_fwd(*tensors[:3], 1e-6, 1e-6)
+
+    def peer(tensors: Any) -> object:
+        import tile_kernels
+
+        return tile_kernels.engram.engram_gate_fwd(*tensors[:3], 1e-6, 1e-6)
+
+    return Case(
+        name=f"engram_gate_fwd d{hidden}",
+        operator="engram_gate_fwd",
+        parameters=(("hidden", hidden),),
+        inputs=lambda num_tokens: _engram_inputs(num_tokens, hidden),
+        ours=ours,
+        ours_allocating=ours,
+        peer=peer,
+        bytes=lambda num_tokens: num_tokens * (2 * 13 * hidden + 4 * 16) + 16 * hidden,
+    )
+
+
+def engram_gate_bwd(hidden: int) -> Case:
+    def inputs(num_tokens: int) -> tuple[torch.Tensor, ...]:
+        x, kv, weight, grad_out = _engram_inputs(num_tokens, hidden)
+        saved = tw.engram.engram_gate_fwd(x, kv, weight, 1e-6, 1e-6)[1:]
+        return (grad_out, x, kv, weight, *(each for each in saved if each is not None))
+
+    def ours(tensors: Any) -> object:
+        return tw.engram.engram_gate_bwd(*tensors, 1e-6)
+
+    def peer(tensors: Any) -> object:
+        import tile_kernels
+
+        return tile_kernels.engram.engram_gate_bwd(*tensors, 1e-6)
+
+    return Case(
+        name=f"engram_gate_bwd d{hidden}",
+        operator="engram_gate_bwd",
+        parameters=(("hidden", hidden),),
+        inputs=inputs,
+        ours=ours,
+        ours_allocating=ours,
+        peer=peer,
+        bytes=lambda num_tokens: num_tokens * (2 * 22 * hidden + 4 * 16) + 16 * hidden,
+    )
+
+
 CASES = (
     topk_gate(72, 6),
     topk_gate(256, 8),
@@ -340,4 +394,8 @@ CASES = (
     mhc_pre_big_fuse_fwd(1, 7168, with_norm=True),
     mhc_post_fwd(4096),
     mhc_post_fwd(7168),
+    *(case(hidden) for case in (engram_gate_fwd, engram_gate_bwd) for hidden in (2560, 5120, 7168)),
+    # No specialised artifact: the generic one answers.
+    engram_gate_fwd(3072),
+    engram_gate_bwd(3072),
 )

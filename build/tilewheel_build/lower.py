@@ -80,8 +80,13 @@ def lower_kernel(
     factory = getattr(module, operator, None)
     if factory is None:
         raise LoweringError(f"{kernel}: has no function {operator}, must define the factory")
+    from tilelang import tvm
+    from tilelang.engine.lower import lower
+
+    target = tvm.target.Target(dict(tvm_target))
     try:
-        function = factory(**bindings)
+        with target:  # a kernel may ask what the architecture has
+            function = factory(**bindings)
     except (TypeError, ValueError) as error:
         raise LoweringError(f"{kernel}: {operator}: {error}") from error
     except Exception as error:
@@ -89,11 +94,7 @@ def lower_kernel(
         raise LoweringError(f"{kernel}: {operator}: {type(error).__name__}: {error}") from error
     pass_configs = dict(getattr(module, "PASS_CONFIGS", {}))
 
-    from tilelang import tvm
-    from tilelang.engine.lower import lower
-
     with _captured_stderr() as stderr_text:
-        target = tvm.target.Target(dict(tvm_target))
         try:
             with target, tvm.transform.PassContext(opt_level=3, config=pass_configs):
                 artifact = lower(

@@ -1,7 +1,7 @@
 """Ahead-of-time TileLang kernels: found by device and key, loaded with no compiler.
 
-Importing this package imports neither torch nor tvm_ffi. The operator modules (one for each family)
-and ``reference`` are imported when first used.
+Importing this package imports neither torch nor tvm_ffi. The operator modules (one for each
+family), ``modeling`` and ``reference`` are imported when first used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from tilewheel.loader import Kernel
 from tilewheel.version import VERSION
 
 if TYPE_CHECKING:
+    from tilewheel import engram as engram
     from tilewheel import mhc as mhc
+    from tilewheel import modeling as modeling
     from tilewheel import moe as moe
     from tilewheel import quant as quant
     from tilewheel import rand as rand
@@ -43,6 +45,7 @@ __all__ = [
     "artifacts",
     "backend",
     "load",
+    "modeling",
     "preload",
     "reference",
     "refresh",
@@ -51,7 +54,7 @@ __all__ = [
     *FAMILIES,
 ]
 
-_LAZY_MODULES = (*FAMILIES, "reference", "simulator")
+_LAZY_MODULES = (*FAMILIES, "modeling", "reference", "simulator")
 
 _log.configure()
 

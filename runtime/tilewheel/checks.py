@@ -82,7 +82,7 @@ def separate(where: str, out: Tensor, name: str, other: Tensor) -> None:
 
 def overlap(first: Tensor, second: Tensor) -> bool:
     """Return whether two tensors' memory, from first to last element, has bytes in common."""
-    if first.device != second.device or not first.numel() or not second.numel():
+    if first.device != second.device or first.is_meta or not first.numel() or not second.numel():
         return False
     (first_begin, first_end), (second_begin, second_end) = _span(first), _span(second)
     return first_begin < second_end and second_begin < first_end

@@ -1,3 +1,3 @@
 """The families of operators: each a module of public functions, one of references."""
 
-FAMILIES = ("mhc", "moe", "quant", "rand", "transform")
+FAMILIES = ("engram", "mhc", "moe", "quant", "rand", "transform")

@@ -18,7 +18,7 @@ KERNELS = ROOT / "kernels" / "tilewheel_kernels"
 BUILD = ROOT / "build" / "tilewheel_build"
 
 # Modules that are imported only once an operator is used, and may import torch at their top.
-LAZY_MODULES = {"checks.py", "torch_ops.py"} | {
+LAZY_MODULES = {"checks.py", "modeling.py", "torch_ops.py"} | {
     f"{folder}{family}.py" for family in FAMILIES for folder in ("", "reference/")
 }
 LAZY_FOLDERS = ("selftest_cases/", *(f"{family}/" for family in FAMILIES))

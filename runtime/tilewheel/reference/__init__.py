@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tilewheel.reference import mhc, moe, quant, rand, transform
+from tilewheel.reference import engram, mhc, moe, quant, rand, transform
 
-__all__ = ["mhc", "moe", "quant", "rand", "transform"]
+__all__ = ["engram", "mhc", "moe", "quant", "rand", "transform"]

@@ -1,0 +1,1 @@
+"""Engram: conditional memory by lookup, gated into the residual streams."""
