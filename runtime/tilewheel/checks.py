@@ -74,6 +74,11 @@ def output(
     separate(where, out, name, like)
 
 
+def any_negated(*tensors: Tensor | None) -> bool:
+    """Return whether a tensor is a lazily negated view, whose memory a kernel would misread."""
+    return any(tensor is not None and tensor.is_neg() for tensor in tensors)
+
+
 def separate(where: str, out: Tensor, name: str, other: Tensor) -> None:
     """Refuse an ``out=`` that shares memory with the argument called ``name``."""
     if not torch_ops.is_traced(other) and overlap(out, other):

@@ -24,8 +24,83 @@ PAIR = (zeros(2, 128, dtype=torch.float8_e4m3fn), zeros(2, 1))
 FORM = {"fmt": "e4m3", "num_per_channels": 128}
 BACK = {"fmt": "bf16", "out": zeros(2, 128, dtype=torch.bfloat16)}
 
+ROWS = zeros(2, 128, dtype=torch.bfloat16)
+STREAMS = zeros(2, 4, 128, dtype=torch.bfloat16)
+KV = zeros(2, 5, 128, dtype=torch.bfloat16)
+WEIGHT = zeros(4, 128)
+MASK = zeros(2, dtype=torch.bool)
+SAVED = {name: zeros(2, 4) for name in ("dot", "gate", "rstd_x", "rstd_k")}
+
 # Arguments with which a public function launches; between them every tensor that it takes.
 CALLS: list[tuple[str, dict[str, Any]]] = [
+    (
+        "engram.engram_gate_bwd",
+        {
+            "grad_out": zeros(2, 4, 128, dtype=torch.bfloat16),
+            "x": STREAMS,
+            "kv": KV,
+            "weight_fused": WEIGHT,
+            **SAVED,
+            "clamp_value": 1e-6,
+            "image_token_mask": MASK,
+        },
+    ),
+    (
+        "engram.engram_gate_fwd",
+        {
+            "x": STREAMS,
+            "kv": KV,
+            "weight_fused": WEIGHT,
+            "eps": 1e-6,
+            "clamp_value": 1e-6,
+            "image_token_mask": MASK,
+        },
+    ),
+    (
+        "engram.fused_weight",
+        {
+            "weight_hidden": zeros(4, 128, dtype=torch.bfloat16),
+            "weight_embed": zeros(4, 128, dtype=torch.bfloat16),
+            "out": zeros(4, 128),
+        },
+    ),
+    (
+        "engram.grad_w_reduce",
+        {
+            "grad_w_partial": zeros(3, 4, 128),
+            "weight_hidden": zeros(4, 128, dtype=torch.bfloat16),
+            "weight_embed": zeros(4, 128, dtype=torch.bfloat16),
+            "grad_weight_hidden": zeros(4, 128),
+            "grad_weight_embed": zeros(4, 128),
+        },
+    ),
+    (
+        "mhc.post_fwd",
+        {
+            "x": ROWS,
+            "residual": STREAMS,
+            "post_mix": zeros(2, 4),
+            "comb_mix": zeros(2, 4, 4),
+            "out": zeros(2, 4, 128, dtype=torch.bfloat16),
+        },
+    ),
+    (
+        "mhc.pre_big_fuse_fwd",
+        {
+            "gemm_out_mul": zeros(2, 2, 24),
+            "gemm_out_sqrsum": zeros(2, 2),
+            "scale": zeros(3),
+            "base": zeros(24),
+            "residual": STREAMS,
+            "rms_eps": 1e-6,
+            "pre_eps": 1e-6,
+            "sinkhorn_eps": 1e-6,
+            "post_mult": 2.0,
+            "sinkhorn_repeat": 20,
+            "norm_weight": zeros(128, dtype=torch.bfloat16),
+            "out": ROWS,
+        },
+    ),
     (
         "moe.topk_gate",
         {"scores": zeros(2, 8), "num_topk": 2, "out": zeros(2, 2, dtype=torch.int64)},

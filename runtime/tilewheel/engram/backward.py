@@ -96,7 +96,8 @@ def engram_gate_bwd(
         if type(x) is type(grad_out) is Tensor and type(clamp_value) is float and num_parts is None:
             num_tokens, _, hidden = x.shape
             launch = bound.get(("engram_gate_bwd", x.device, hidden, active()))
-            if launch is not None and num_tokens:
+            is_plain = not checks.any_negated(*tensors, image_token_mask)
+            if launch is not None and num_tokens and is_plain:
                 return _launch(launch, tensors, clamp_value, image_token_mask, _num_parts(x))
     except Exception:
         # The explanation is worth its time only now; functorch's tensors fail at the launch.

@@ -150,7 +150,8 @@ def engram_gate_fwd(
             and type(eps) is type(clamp_value) is float
         ):
             launch = bound.get(("engram_gate_fwd", x.device, x.shape[2], active()))
-            if launch is not None and x.shape[0]:
+            is_plain = not checks.any_negated(x, kv, weight_fused, image_token_mask)
+            if launch is not None and x.shape[0] and is_plain:
                 return _launch(launch, *arguments_of_call, save_for_backward, image_token_mask)
     except Exception:
         # The explanation is worth its time only now; functorch's tensors fail at the launch.

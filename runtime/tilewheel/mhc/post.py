@@ -61,7 +61,8 @@ def post_fwd(
             num_tokens, _, hidden = residual.shape
             device = residual.device
             launch = bound.get(("mhc_post_fwd", device, hidden, active()))
-            if launch is not None and num_tokens:
+            is_plain = not checks.any_negated(x, residual, post_mix, comb_mix, out)
+            if launch is not None and num_tokens and is_plain:
                 if out is None:
                     new = empty(residual.shape, dtype=bfloat16, device=device)
                     launch(x, residual, post_mix, comb_mix, new)

@@ -119,7 +119,9 @@ def pre_big_fuse_fwd(
             launch = bound.get(
                 ("mhc_pre_big_fuse_fwd", device, hidden, norm_weight is not None, active())
             )
-            if launch is not None and num_tokens and (out is None or type(out) is Tensor):
+            is_plain = out is None or type(out) is Tensor
+            is_plain = is_plain and not checks.any_negated(*tensors, norm_weight, out)
+            if launch is not None and num_tokens and is_plain:
                 if out is not None and is_refused(out, (*tensors, norm_weight)):
                     return _pre_checked(*tensors, *numbers, norm_weight, norm_eps, out)
                 return _launch_pre(launch, tensors, numbers, norm_weight, norm_eps, out)
