@@ -1,4 +1,4 @@
-"""Manifold-constrained hyper-connections (mHC): four residual streams and how they mix."""
+"""``pre_big_fuse_fwd``: the mixes of hyper-connections and the layer's input."""
 
 from __future__ import annotations
 
@@ -12,17 +12,27 @@ from torch.compiler import is_compiling
 from tilewheel import checks, torch_ops
 from tilewheel.backend import active
 from tilewheel.dispatch import bind, bound
+from tilewheel.mhc.streams import (
+    NUM_STREAMS,
+    check_device,
+    check_like,
+    check_out,
+    check_residual,
+    is_refused,
+)
 from tilewheel.reference import mhc as reference
 
-__all__ = ["post_fwd", "pre_big_fuse_fwd"]
-
-_NUM_STREAMS = 4
 _NUM_MIXES = 24
 _MAX_SPLITS = 128
-_MAX_HIDDEN = 65536
 _MAX_REPEAT = 1024
-_MIN_SINKHORN_EPS = 1e-30
 _FLOAT32_MAX = 3.4028234663852886e38
+_FLOATS = (
+    ("rms_eps", 0.0),
+    ("pre_eps", 0.0),
+    ("sinkhorn_eps", 1e-30),
+    ("post_mult", -_FLOAT32_MAX),
+    ("norm_eps", 0.0),
+)
 
 
 def pre_big_fuse_fwd(
@@ -57,9 +67,10 @@ def pre_big_fuse_fwd(
     With ``norm_weight`` layer_input is RMS-normalised: the mean square is that of the unrounded
     float32 values, the value is rounded to bfloat16, then scaled. post_mix and comb_mix are within
     1e-5 relative of the reference for mixes up to about 10 (the rounding of a larger mix counts as
-    much as its size), layer_input within one step of bfloat16, two with ``norm_weight``, counted at
-    the largest product that is summed. Deterministic; a token's results do not depend on the batch,
-    for one num_splits. A NaN in a token's mixes makes its results NaN. Not differentiable.
+    much as its size), layer_input within one step of bfloat16, counted at the largest product that
+    is summed; with ``norm_weight`` two, where a value lies next to a tie and rounds the other way.
+    Deterministic; a token's results do not depend on the batch, for one num_splits. A NaN in a
+    token's mixes makes its results NaN. Not differentiable.
 
     Args:
         gemm_out_mul: [num_splits, num_tokens, 24] float32, partial products; num_splits is 1 to
@@ -110,7 +121,7 @@ def pre_big_fuse_fwd(
                 ("mhc_pre_big_fuse_fwd", device, hidden, norm_weight is not None, active())
             )
             if launch is not None and num_tokens and (out is None or type(out) is Tensor):
-                if out is not None and _is_refused(out, (*tensors, norm_weight)):
+                if out is not None and is_refused(out, (*tensors, norm_weight)):
                     return _pre_checked(*tensors, *numbers, norm_weight, norm_eps, out)
                 return _launch_pre(launch, tensors, numbers, norm_weight, norm_eps, out)
     except Exception:
@@ -123,103 +134,6 @@ def pre_big_fuse_fwd(
     return _pre_checked(*tensors, *numbers, norm_weight, norm_eps, out)
 
 
-def post_fwd(
-    x: Tensor,
-    residual: Tensor,
-    post_mix: Tensor,
-    comb_mix: Tensor,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
-    """Return the new residual streams from the layer's output and the old streams.
-
-    ``new[o] = post_mix[o] * x + sum over streams m of comb_mix[m, o] * residual[m]`` in float32,
-    rounded once: within one step of bfloat16 of the reference, counted at the largest product that
-    is summed. Deterministic; a token's result does not depend on the batch. Not differentiable.
-
-    Args:
-        x: [num_tokens, hidden] bfloat16, the layer's output.
-        residual: [num_tokens, 4, hidden] bfloat16; hidden is a multiple of 64 up to 65536.
-        post_mix: [num_tokens, 4] float32.
-        comb_mix: [num_tokens, 4, 4] float32, the source stream first.
-        out: where to write, as ``residual``; may be ``residual`` itself, which is then updated in
-            place, and may otherwise have no memory in common with an input. None allocates it.
-
-    All are contiguous and on one device; CUDA and NPU need addresses aligned to 16 bytes.
-
-    Returns:
-        [num_tokens, 4, hidden] bfloat16, contiguous; ``out`` if given.
-
-    Raises:
-        TypeError: an argument is of a wrong type or dtype.
-        ValueError: an argument's shape, layout, device or value is not as above.
-        NoArtifactError: no installed artifact fits the device and these values.
-        ArtifactLoadError: the artifact that fits cannot be loaded.
-
-    CPU tensors go to the reference, or to the backend selected with ``tilewheel.backend``. Launches
-    on the current stream; can be captured in a CUDA graph once its artifact is loaded
-    (``tilewheel.preload``).
-
-    Source: mHC: Manifold-Constrained Hyper-Connections, arXiv 2512.24880, section 4.
-    """
-    if is_compiling():
-        return _post_traced(x, residual, post_mix, comb_mix, out)
-    try:
-        # Only what the launcher cannot see; it checks the rest.
-        if type(x) is type(residual) is type(post_mix) is type(comb_mix) is Tensor:
-            num_tokens, _, hidden = residual.shape
-            device = residual.device
-            launch = bound.get(("mhc_post_fwd", device, hidden, active()))
-            if launch is not None and num_tokens:
-                if out is None:
-                    new = empty(residual.shape, dtype=bfloat16, device=device)
-                    launch(x, residual, post_mix, comb_mix, new)
-                    return new
-                if type(out) is Tensor and not _is_refused(out, (x, post_mix, comb_mix), residual):
-                    launch(x, residual, post_mix, comb_mix, out)
-                    increment_version(out)
-                    return out
-    except Exception:
-        # The explanation is worth its time only now; functorch's tensors fail at the launch.
-        _check_post(x, residual, post_mix, comb_mix, out)
-        if not torch_ops.is_traced(residual):
-            raise
-    if isinstance(residual, Tensor) and torch_ops.is_traced(residual):
-        return _post_traced(x, residual, post_mix, comb_mix, out)
-    return _post_checked(x, residual, post_mix, comb_mix, out)
-
-
-def _span(tensor: Tensor) -> tuple[int, int]:
-    """Return the first byte of a tensor and the one behind its last."""
-    begin = tensor.data_ptr()
-    if tensor.numel() == 0:
-        return begin, begin
-    pairs = zip(tensor.shape, tensor.stride(), strict=True)
-    last = sum((size - 1) * stride for size, stride in pairs)
-    return begin, begin + (last + 1) * tensor.element_size()
-
-
-def _shares(first: Tensor, second: Tensor) -> bool:
-    """Return whether the bytes between the first and last element of two tensors overlap."""
-    if first.device != second.device:
-        return False
-    (begin, end), (other_begin, other_end) = _span(first), _span(second)
-    return max(begin, other_begin) < min(end, other_end)
-
-
-def _is_refused(
-    out: Tensor, inputs: tuple[Tensor | None, ...], replaced: Tensor | None = None
-) -> bool:
-    """Return whether ``out`` needs the checks that explain; it may be ``replaced`` exactly."""
-    if out.requires_grad or any(each is not None and _shares(out, each) for each in inputs):
-        return True
-    return replaced is not None and _shares(out, replaced) and not _is_same(out, replaced)
-
-
-def _is_same(out: Tensor, replaced: Tensor) -> bool:
-    return bool(out.data_ptr() == replaced.data_ptr() and out.shape == replaced.shape)
-
-
 def _launch_pre(
     launch: Any,
     tensors: tuple[Tensor, ...],
@@ -230,8 +144,8 @@ def _launch_pre(
 ) -> tuple[Tensor, Tensor, Tensor]:
     num_tokens, _, hidden = tensors[4].shape
     device = tensors[4].device
-    post_mix = empty((num_tokens, _NUM_STREAMS), dtype=float32, device=device)
-    comb_mix = empty((num_tokens, _NUM_STREAMS, _NUM_STREAMS), dtype=float32, device=device)
+    post_mix = empty((num_tokens, NUM_STREAMS), dtype=float32, device=device)
+    comb_mix = empty((num_tokens, NUM_STREAMS, NUM_STREAMS), dtype=float32, device=device)
     layer_input = out
     if layer_input is None:
         layer_input = empty((num_tokens, hidden), dtype=bfloat16, device=device)
@@ -307,8 +221,8 @@ def _pre_fake(
     _check_pre(tensors, numbers, norm_weight, norm_eps, None)
     num_tokens, _, hidden = residual.shape
     return (
-        residual.new_empty((num_tokens, _NUM_STREAMS), dtype=float32),
-        residual.new_empty((num_tokens, _NUM_STREAMS, _NUM_STREAMS), dtype=float32),
+        residual.new_empty((num_tokens, NUM_STREAMS), dtype=float32),
+        residual.new_empty((num_tokens, NUM_STREAMS, NUM_STREAMS), dtype=float32),
         residual.new_empty((num_tokens, hidden)),
     )
 
@@ -323,7 +237,7 @@ def _check_pre(
     """Return the numbers and norm_eps once every argument is as ``pre_big_fuse_fwd`` says."""
     where = "mhc.pre_big_fuse_fwd"
     gemm_out_mul, gemm_out_sqrsum, scale, base, residual = tensors
-    num_tokens, hidden = _check_residual(where, residual)
+    num_tokens, hidden = check_residual(where, residual)
     checks.dense(f"{where}: gemm_out_mul", gemm_out_mul, (float32,))
     shape = ("num_splits", num_tokens, _NUM_MIXES)
     if gemm_out_mul.ndim != 3 or tuple(gemm_out_mul.shape[1:]) != shape[1:]:
@@ -336,148 +250,31 @@ def _check_pre(
         raise ValueError(
             f"{where}: gemm_out_mul: num_splits is {num_splits}, must be 1 to {_MAX_SPLITS}"
         )
-    _check_like(where, "gemm_out_sqrsum", gemm_out_sqrsum, (num_splits, num_tokens), residual)
+    check_like(where, "gemm_out_sqrsum", gemm_out_sqrsum, (num_splits, num_tokens), residual)
     for name, tensor in (("gemm_out_mul", gemm_out_mul), ("gemm_out_sqrsum", gemm_out_sqrsum)):
         if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
             raise ValueError(f"{where}: {name}: stride(-1) is {tensor.stride(-1)}, must be 1")
-    _check_device(where, "gemm_out_mul", gemm_out_mul, residual)
-    _check_like(where, "scale", scale, (3,), residual)
-    _check_like(where, "base", base, (_NUM_MIXES,), residual)
+    check_device(where, "gemm_out_mul", gemm_out_mul, residual)
+    check_like(where, "scale", scale, (3,), residual)
+    check_like(where, "base", base, (_NUM_MIXES,), residual)
     checks.contiguous(f"{where}: scale", scale)
     checks.contiguous(f"{where}: base", base)
     if norm_weight is not None:
-        _check_like(where, "norm_weight", norm_weight, (hidden,), residual, bfloat16)
+        check_like(where, "norm_weight", norm_weight, (hidden,), residual, bfloat16)
         checks.contiguous(f"{where}: norm_weight", norm_weight)
-    lowest = (0.0, 0.0, _MIN_SINKHORN_EPS, -_FLOAT32_MAX, 0.0)
-    names = ("rms_eps", "pre_eps", "sinkhorn_eps", "post_mult", "norm_eps")
     floats = [
-        _number(f"{where}: {name}", value, least)
-        for name, value, least in zip(names, (*numbers[:4], norm_eps), lowest, strict=True)
+        _number(f"{where}: {name}", value, lowest)
+        for (name, lowest), value in zip(_FLOATS, (*numbers[:4], norm_eps), strict=True)
     ]
     repeat = checks.integer(f"{where}: sinkhorn_repeat", numbers[4], 1, _MAX_REPEAT)
     if out is not None:
         inputs = (
             *zip(("gemm_out_mul", "gemm_out_sqrsum", "scale", "base"), tensors, strict=False),
         )
-        _check_out(
+        check_out(
             where, out, residual, (num_tokens, hidden), (*inputs, ("norm_weight", norm_weight))
         )
     return [*floats[:4], repeat, floats[4]]
-
-
-def _post_checked(
-    x: Tensor,
-    residual: Tensor,
-    post_mix: Tensor,
-    comb_mix: Tensor,
-    out: Tensor | None = None,
-) -> Tensor:
-    """Run ``post_fwd`` on real tensors, with every check made here."""
-    _check_post(x, residual, post_mix, comb_mix, out)
-    launch = bind("mhc_post_fwd", residual.device, hidden=residual.shape[2])
-    if launch is None:
-        with torch.no_grad():
-            new = reference.post_fwd(x, residual, post_mix, comb_mix)
-            return new if out is None else out.copy_(new)
-    new = empty(residual.shape, dtype=bfloat16, device=residual.device) if out is None else out
-    if residual.shape[0]:
-        launch(x, residual, post_mix, comb_mix, new)
-        if out is not None:
-            increment_version(out)
-    return new
-
-
-def _post_traced(
-    x: Tensor, residual: Tensor, post_mix: Tensor, comb_mix: Tensor, out: Tensor | None
-) -> Tensor:
-    _check_post(x, residual, post_mix, comb_mix, out)
-    new: Tensor = _post_op(x, residual, post_mix, comb_mix)
-    return new if out is None else out.copy_(new)
-
-
-def _post_fake(x: Tensor, residual: Tensor, post_mix: Tensor, comb_mix: Tensor) -> Tensor:
-    _check_post(x, residual, post_mix, comb_mix, None)
-    return residual.new_empty(residual.shape)
-
-
-def _check_post(
-    x: Tensor, residual: Tensor, post_mix: Tensor, comb_mix: Tensor, out: Tensor | None
-) -> None:
-    where = "mhc.post_fwd"
-    num_tokens, hidden = _check_residual(where, residual)
-    for name, tensor, shape, of in (
-        ("x", x, (num_tokens, hidden), bfloat16),
-        ("post_mix", post_mix, (num_tokens, _NUM_STREAMS), float32),
-        ("comb_mix", comb_mix, (num_tokens, _NUM_STREAMS, _NUM_STREAMS), float32),
-    ):
-        _check_like(where, name, tensor, shape, residual, of)
-        checks.contiguous(f"{where}: {name}", tensor)
-    if out is not None:
-        inputs = (("x", x), ("post_mix", post_mix), ("comb_mix", comb_mix))
-        _check_out(where, out, residual, tuple(residual.shape), inputs, is_replaceable=True)
-
-
-def _check_residual(where: str, residual: Tensor) -> tuple[int, int]:
-    """Return num_tokens and hidden."""
-    checks.dense(f"{where}: residual", residual, (bfloat16,))
-    if residual.ndim != 3 or residual.shape[1] != _NUM_STREAMS:
-        raise ValueError(
-            f"{where}: residual: shape is {tuple(residual.shape)}, must be "
-            f"[num_tokens, {_NUM_STREAMS}, hidden]"
-        )
-    num_tokens, _, hidden = residual.shape
-    if hidden % 64 or not 64 <= hidden <= _MAX_HIDDEN:
-        raise ValueError(
-            f"{where}: residual: hidden is {hidden}, must be a multiple of 64 up to {_MAX_HIDDEN}"
-        )
-    checks.contiguous(f"{where}: residual", residual)
-    return num_tokens, hidden
-
-
-def _check_like(
-    where: str,
-    name: str,
-    tensor: Tensor,
-    shape: tuple[int, ...],
-    residual: Tensor,
-    of: torch.dtype = float32,
-) -> None:
-    checks.dense(f"{where}: {name}", tensor, (of,))
-    if tuple(tensor.shape) != shape:
-        raise ValueError(f"{where}: {name}: shape is {tuple(tensor.shape)}, must be {shape}")
-    _check_device(where, name, tensor, residual)
-
-
-def _check_device(where: str, name: str, tensor: Tensor, residual: Tensor) -> None:
-    if tensor.device != residual.device:
-        raise ValueError(
-            f"{where}: {name}: is on {tensor.device}, must be on {residual.device} like residual"
-        )
-
-
-def _check_out(
-    where: str,
-    out: Tensor,
-    residual: Tensor,
-    shape: tuple[int, ...],
-    inputs: tuple[tuple[str, Tensor | None], ...],
-    *,
-    is_replaceable: bool = False,
-) -> None:
-    is_traced = torch_ops.is_traced(residual)
-    if is_replaceable and isinstance(out, Tensor) and not is_traced and _is_same(out, residual):
-        # What checks.output would refuse as shared memory; the rest of it holds for residual.
-        checks.dense(f"{where}: out", out, (bfloat16,))
-        checks.contiguous(f"{where}: out", out, hint="")
-        if out.requires_grad:
-            raise ValueError(f"{where}: out: requires gradients, must not\nhint: call .detach()")
-    else:
-        checks.output(
-            f"{where}: out", out, like=residual, name="residual", shape=shape, of=bfloat16
-        )
-    for name, tensor in inputs:
-        if tensor is not None and not is_traced and _shares(out, tensor):
-            raise ValueError(f"{where}: out: shares memory with {name}, must not")
 
 
 def _number(where: str, value: Any, lowest: float) -> Any:
@@ -497,9 +294,4 @@ _pre_op = torch_ops.define(
     "int sinkhorn_repeat, Tensor? norm_weight, float norm_eps) -> (Tensor, Tensor, Tensor)",
     _pre_checked,
     _pre_fake,
-)
-_post_op = torch_ops.define(
-    "mhc_post_fwd(Tensor x, Tensor residual, Tensor post_mix, Tensor comb_mix) -> Tensor",
-    _post_checked,
-    _post_fake,
 )
