@@ -27,11 +27,11 @@ _MAX_SPLITS = 128
 _MAX_REPEAT = 1024
 _FLOAT32_MAX = 3.4028234663852886e38
 _FLOATS = (
-    ("rms_eps", 0.0, _FLOAT32_MAX),
-    ("pre_eps", 0.0, _FLOAT32_MAX),
-    ("sinkhorn_eps", 1e-30, 1.0),
-    ("post_mult", -_FLOAT32_MAX, _FLOAT32_MAX),
-    ("norm_eps", 0.0, _FLOAT32_MAX),
+    ("rms_eps", 0.0),
+    ("pre_eps", 0.0),
+    ("sinkhorn_eps", 1e-30),
+    ("post_mult", -_FLOAT32_MAX),
+    ("norm_eps", 0.0),
 )
 
 
@@ -67,9 +67,10 @@ def pre_big_fuse_fwd(
     With ``norm_weight`` layer_input is RMS-normalised: the mean square is that of the unrounded
     float32 values, the value is rounded to bfloat16, then scaled. post_mix and comb_mix are within
     1e-5 relative of the reference for mixes up to about 10 (the rounding of a larger mix counts as
-    much as its size), layer_input within one step of bfloat16, two with ``norm_weight``, counted at
-    the largest product that is summed. Deterministic; a token's results do not depend on the batch,
-    for one num_splits. A NaN in a token's mixes makes its results NaN. Not differentiable.
+    much as its size), layer_input within one step of bfloat16, counted at the largest product that
+    is summed; with ``norm_weight`` two, where a value lies next to a tie and rounds the other way.
+    Deterministic; a token's results do not depend on the batch, for one num_splits. A NaN in a
+    token's mixes makes its results NaN. Not differentiable.
 
     Args:
         gemm_out_mul: [num_splits, num_tokens, 24] float32, partial products; num_splits is 1 to
