@@ -10,13 +10,14 @@
 
 Block p is part p and walks over the tokens p, p + num_parts, ...: a thread owns its columns
 (columns_cuda.py) of all streams and keeps their sums of a * x * k in registers to the end. Copies
-of the next token to shared memory start as soon as this one's values are in registers, and no other
-thread reads them, so that they need no barrier. With hidden at run time, or where shared memory is
-too small, a block takes four tokens at a time, reads g a second time, from the cache, and adds to
-its part in memory (generic_bwd_cuda.py).
-On-chip: 26 * hidden bytes of g, x and kv in shared memory, 16 * hidden of weights if they fit;
-registers of a thread: 56 words of sums and data for each of its columns.
-Parameters: hidden a multiple of 256 (or of 512 above 5120).
+of the next token to shared memory start as soon as this one's values have been read, and no other
+thread reads them, so that they need no barrier. g is read twice from there: kept in registers
+beside the sums it would spill. With so few parts that several blocks a part fit, each takes one or
+two streams, from memory without a ring (backward_cuda.py). With hidden at run time, or where shared
+memory is too small, see generic_bwd_cuda.py.
+On-chip: 28 * hidden bytes of g, x and kv in shared memory (30 above 5120), 16 * hidden of weights
+if they fit; registers of a thread: 32 words of sums for each of its columns.
+Parameters: hidden a multiple of 256 (or of 512 above 5120) for the ring, of 64 otherwise.
 Numerics: fp32 sums in a fixed order; grad_x and grad_kv rounded once, and a token's do not depend
 on others nor on num_parts.
 Reference: tilewheel.reference.engram.engram_gate_bwd.
@@ -28,6 +29,13 @@ from typing import TYPE_CHECKING
 
 import tilelang.language as T
 
+from tilewheel_kernels.engram.backward_cuda import (
+    add_to_grad_v,
+    few_parts,
+    gradients,
+    load_weights,
+    store_grad_v,
+)
 from tilewheel_kernels.engram.columns_cuda import (
     COLUMN,
     STREAMS,
@@ -35,7 +43,6 @@ from tilewheel_kernels.engram.columns_cuda import (
     commit_async,
     copy_async,
     element,
-    element_again,
     fma,
     from_stream,
     gradient_factors,
@@ -69,7 +76,10 @@ def engram_gate_bwd(*, hidden: int | None) -> "PrimFunc":
     if hidden % 64 != 0:
         raise ValueError(f"hidden: is {hidden}, must be a multiple of 64")
     columns = 1 if hidden <= _MAX_ONE_COLUMN else 2
-    if hidden % (columns * COLUMN * WARP) or 26 * hidden + _SCRATCH_BYTES > shared_bytes():
+    if (
+        hidden % (columns * COLUMN * WARP)
+        or (26 + 2 * columns) * hidden + _SCRATCH_BYTES > shared_bytes()
+    ):
         return generic(hidden)
     return _pipelined(hidden, columns)
 
@@ -79,183 +89,6 @@ def _add_products(values_local, g_words, v_words, stream):  # type: ignore[no-un
     """Add a column of a stream to its sum of g * v."""
     for i in T.unroll(COLUMN):
         values_local[stream] = fma(element(g_words, i), element(v_words, i), values_local[stream])
-
-
-@T.macro
-def _gradients(  # type: ignore[no-untyped-def]
-    grad_x_local, grad_k_local, sums_local, words, w_local, factors, offsets
-):
-    """Gradients of a column of a stream; adds to the sums of the weight's gradient.
-
-    ``words`` are those of g, x and k, ``factors`` are (a, b_x, b_k), and ``offsets`` the column's
-    first element in g, in the sums, and in x and k.
-    """
-    for i in T.unroll(COLUMN):
-        x = element(words[1], offsets[2] + i)
-        k = element(words[2], offsets[2] + i)
-        a_x = factors[0] * x
-        a_k = factors[0] * k
-        b_x = factors[1] * x
-        g = element_again(words[0], offsets[0] + i)
-        grad_x_local[i] = T.cast(fma(a_k, w_local[i], g - b_x), "bfloat16")
-        b_k = factors[2] * k
-        grad_k_local[i] = T.cast(fma(a_x, w_local[i], -b_k), "bfloat16")
-        sums_local[offsets[1] + i] = fma(a_x, k, sums_local[offsets[1] + i])
-
-
-@T.macro
-def _add_to_grad_v(grad_v_local, g_words, gate, offset):  # type: ignore[no-untyped-def]
-    for i in T.unroll(COLUMN):
-        grad_v_local[i] = fma(gate, element(g_words, offset + i), grad_v_local[i])
-
-
-@T.macro
-def _load_weights(w_local, weight_fused, stream, channel):  # type: ignore[no-untyped-def]
-    """Load a column of weights by instructions that stay in place."""
-    words = T.alloc_local((8,), "uint32")
-    for half in T.unroll(2):
-        words[T.Ramp(half * 4, 1, 4)] = T.ldg128(weight_fused[stream, channel + half * 4])
-    for i in T.unroll(COLUMN):
-        w_local[i] = T.reinterpret(words[i], "float32")
-
-
-@T.macro
-def _store_grad_v(grad_kv, grad_v_local, token, channel, is_masked):  # type: ignore[no-untyped-def]
-    grad_local = T.alloc_local((COLUMN,), "bfloat16")
-    for i in T.unroll(COLUMN):
-        grad_local[i] = T.cast(
-            T.if_then_else(is_masked, T.float32(0.0), grad_v_local[i]), "bfloat16"
-        )
-    for i in T.vectorized(COLUMN):
-        grad_kv[token, STREAMS, channel + i] = grad_local[i]
-
-
-@T.macro
-def _few_parts(  # type: ignore[no-untyped-def]
-    tensors, outputs, saved, mask, partial_shared, part, group, thread, sizes, clamp_value
-):
-    """Do some streams of a part's tokens, from memory: with few parts several blocks share each.
-
-    ``group`` says which streams and which part of grad_v; ``sizes`` are how many streams a block
-    has, columns, threads, channels, tokens, masked tokens and parts.
-    """
-    streams, columns, threads, hidden, num_tokens, num_masked, num_parts = sizes
-    g_words = T.alloc_local((streams * columns * 4,), "uint32")
-    x_words = T.alloc_local((streams * columns * 4,), "uint32")
-    k_words = T.alloc_local((streams * columns * 4,), "uint32")
-    v_words = T.alloc_local((columns * 4,), "uint32")
-    all_words = T.alloc_local((STREAMS * 4,), "uint32")
-    w_local = T.alloc_local((COLUMN,), "float32")
-    sums_local = T.alloc_local((streams * columns * COLUMN,), "float32")
-    grad_v_local = T.alloc_local((COLUMN,), "float32")
-    grad_x_local = T.alloc_local((COLUMN,), "bfloat16")
-    grad_k_local = T.alloc_local((COLUMN,), "bfloat16")
-    values_local = T.alloc_local((streams,), "float32")
-    total_local = T.alloc_local((1,), "float32")
-    saved_local = T.alloc_local((5,), "float32")
-    gate_local = T.alloc_local((STREAMS + 1,), "float32")
-    own_local = T.alloc_local((3,), "float32")
-    factor_local = T.alloc_local((3,), "float32")
-    mask_local = T.alloc_local((1,), "int32")
-    first = group * streams
-    for i in T.unroll(streams * columns * COLUMN):
-        sums_local[i] = T.float32(0.0)
-    num_steps = T.max(T.truncdiv(num_tokens - part + num_parts - 1, num_parts), 0)
-    for step in T.unroll(num_steps, unroll_factor=1):
-        token = T.cast(part, "int64") + T.cast(step, "int64") * T.cast(num_parts, "int64")
-        # load
-        for c in T.unroll(columns):
-            channel = (c * threads + thread) * COLUMN
-            v_words[T.Ramp(c * 4, 1, 4)] = T.ldg128(tensors[2][token, STREAMS, channel])
-            for j in T.unroll(streams):
-                offset = (j * columns + c) * 4
-                g_words[T.Ramp(offset, 1, 4)] = T.ldg128(tensors[0][token, first + j, channel])
-        load_saved(saved_local, saved, token, first + thread % WARP // (WARP // streams))
-        gate_local[STREAMS] = T.reinterpret(T.ldg32(saved[1][token, thread % STREAMS]), "float32")
-        mask_local[0] = 0
-        if num_masked > 0:
-            mask_local[0] = T.cast(mask[token], "int32")
-        for j in T.unroll(streams):
-            for c in T.unroll(columns):
-                channel = (c * threads + thread) * COLUMN
-                offset = (j * columns + c) * 4
-                x_words[T.Ramp(offset, 1, 4)] = T.ldg128(tensors[1][token, first + j, channel])
-                k_words[T.Ramp(offset, 1, 4)] = T.ldg128(tensors[2][token, first + j, channel])
-        for m in T.unroll(STREAMS):
-            gate_local[m] = T.shfl_sync(gate_local[STREAMS], m)
-
-        # compute and store: grad_v
-        for c in T.unroll(columns):
-            column = c * threads + thread
-            if column // (columns * threads // (STREAMS // streams)) == group:
-                for m in T.unroll(STREAMS):
-                    all_words[T.Ramp(m * 4, 1, 4)] = T.ldg128(tensors[0][token, m, column * COLUMN])
-                for i in T.unroll(COLUMN):
-                    grad_v_local[i] = T.float32(0.0)
-                for m in T.unroll(STREAMS):
-                    _add_to_grad_v(grad_v_local, all_words, gate_local[m], m * COLUMN)
-                _store_grad_v(outputs[1], grad_v_local, token, column * COLUMN, mask_local[0] != 0)
-
-        # compute: grad_gate
-        for j in T.unroll(streams):
-            values_local[j] = T.float32(0.0)
-            for c in T.unroll(columns):
-                for i in T.unroll(COLUMN):
-                    values_local[j] = fma(
-                        element(g_words, (j * columns + c) * COLUMN + i),
-                        element(v_words, c * COLUMN + i),
-                        values_local[j],
-                    )
-        sum_over_block(
-            total_local,
-            values_local,
-            partial_shared,
-            step % 2,
-            thread,
-            1,
-            threads // WARP,
-            streams,
-        )
-        gradient_factors(own_local, saved_local, total_local[0], hidden, clamp_value)
-
-        # compute and store: the other gradients
-        for j in T.unroll(streams):
-            for i in T.unroll(3):
-                factor_local[i] = from_stream(own_local[i], j, streams)
-            for c in T.unroll(columns):
-                channel = (c * threads + thread) * COLUMN
-                offset = (j * columns + c) * 4
-                if mask_local[0] != 0:
-                    T.stg128(outputs[0][token, first + j, channel], g_words[T.Ramp(offset, 1, 4)])
-                    for i in T.vectorized(COLUMN):
-                        outputs[1][token, first + j, channel + i] = T.cast(0.0, "bfloat16")
-                else:
-                    for half in T.unroll(2):
-                        for e in T.vectorized(4):
-                            w_local[half * 4 + e] = tensors[3][first + j, channel + half * 4 + e]
-                    _gradients(
-                        grad_x_local,
-                        grad_k_local,
-                        sums_local,
-                        (g_words, x_words, k_words),
-                        w_local,
-                        factor_local,
-                        (2 * offset, 2 * offset, 2 * offset),
-                    )
-                    for i in T.vectorized(COLUMN):
-                        outputs[0][token, first + j, channel + i] = grad_x_local[i]
-                    for i in T.vectorized(COLUMN):
-                        outputs[1][token, first + j, channel + i] = grad_k_local[i]
-
-    # store: what the part's tokens add up to
-    for j in T.unroll(streams):
-        for c in T.unroll(columns):
-            channel = (c * threads + thread) * COLUMN
-            for half in T.unroll(2):
-                for e in T.vectorized(4):
-                    outputs[2][T.cast(part, "int64"), first + j, channel + half * 4 + e] = (
-                        sums_local[(j * columns + c) * COLUMN + half * 4 + e]
-                    )
 
 
 def _pipelined(hidden: int, columns: int) -> "PrimFunc":
@@ -325,7 +158,7 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
             num_steps = T.alloc_var("int32", init=0)
             T.pdl_sync()
             if num_parts * STREAMS <= num_sms * blocks_per_sm:
-                _few_parts(
+                few_parts(
                     (grad_out, x, kv, weight_fused),
                     (grad_x, grad_kv, grad_w_partial),
                     (dot, gate, rstd_x, rstd_k),
@@ -339,7 +172,7 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
                 )
             elif num_parts * 2 <= num_sms * blocks_per_sm:
                 if part // 2 < num_parts:
-                    _few_parts(
+                    few_parts(
                         (grad_out, x, kv, weight_fused),
                         (grad_x, grad_kv, grad_w_partial),
                         (dot, gate, rstd_x, rstd_k),
@@ -419,7 +252,7 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
                             slot = value + 1 + T.truncmod(step * STREAMS + m, g_slots)
                             g_words[T.Ramp(0, 1, 4)] = T.lds128(ring_shared[slot, c, thread, 0])
                             _add_products(values_local, g_words, v_words, m)
-                            _add_to_grad_v(grad_v_local, g_words, gate_local[m], 0)
+                            add_to_grad_v(grad_v_local, g_words, gate_local[m], 0)
                         if has_next:
                             copy_async(
                                 ring_shared[value, c, thread, 0], kv[next_token, STREAMS, channel]
@@ -430,10 +263,10 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
                                     ring_shared[slot, c, thread, 0],
                                     grad_out[next_token, m, channel],
                                 )
-                        _store_grad_v(grad_kv, grad_v_local, token, channel, is_masked)
+                        store_grad_v(grad_kv, grad_v_local, token, channel, is_masked)
                     commit_async()
                     if not keeps_weights:
-                        _load_weights(w_local, weight_fused, 0, thread * COLUMN)
+                        load_weights(w_local, weight_fused, 0, thread * COLUMN)
                     sum_over_block(
                         total_local,
                         values_local,
@@ -482,7 +315,7 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
                                     for half in T.unroll(2):
                                         for e in T.vectorized(4):
                                             w_local[half * 4 + e] = w_shared[m, c, half, thread, e]
-                                _gradients(
+                                gradients(
                                     grad_x_local,
                                     grad_k_local,
                                     sums_local,
@@ -493,7 +326,7 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
                                 )
                             if not keeps_weights and m * columns + c + 1 < STREAMS * columns:
                                 # The next column's, ahead of the stores and the wait.
-                                _load_weights(
+                                load_weights(
                                     w_local,
                                     weight_fused,
                                     m + (c + 1) // columns,

@@ -5,15 +5,17 @@
     gate = sigmoid(copysign(sqrt(max(|z|, clamp_value)), z))
     out = x + gate * v
 
-A block owns a token at a time: a thread its columns (columns_cuda.py) of all streams, so that v is
-read once. With hidden known, num_sms * blocks_per_sm blocks stay and walk over the tokens: copies
-of the next token to shared memory start as soon as this one's values are in registers, and no other
-thread reads them, so that they need no barrier. With hidden at run time, or where shared memory is
-too small, a block takes one token and reads x and v a second time, from the cache.
-On-chip: 18 * hidden bytes of x and kv in shared memory, 16 * hidden of weights if they fit;
-registers 10 * columns words of data.
-Parameters: hidden a multiple of 256 (or of 512 above 5120) for the first, of 64 for the second.
-Numerics: fp32 sums in a fixed order; out rounded once. A token's result does not depend on others.
+With more tokens than blocks fit, num_sms * blocks_per_sm blocks stay and walk over the tokens: a
+thread owns columns (columns_cuda.py) of all streams, so that v is read once; copies of the next
+token to shared memory start as soon as this one's values are in registers, and no other thread
+reads them, so that they need no barrier. With fewer tokens a block takes one token, or one or two
+streams of it, from memory without a ring (forward_cuda.py). With hidden at run time, or where
+shared memory is too small, see generic_fwd_cuda.py.
+On-chip: 18 * hidden bytes of x and kv in shared memory, 16 * hidden of weights above 2560 if they
+fit; registers 10 * columns words of data.
+Parameters: hidden a multiple of 256 (or of 512 above 5120) for the ring, of 64 otherwise.
+Numerics: fp32 sums in a fixed order; out rounded once. A token's result does not depend on others
+nor on how many blocks share it: the sums have one order.
 Reference: tilewheel.reference.engram.engram_gate_fwd.
 Source: original.
 """
@@ -32,12 +34,17 @@ from tilewheel_kernels.engram.columns_cuda import (
     element,
     fma,
     from_stream,
-    inverse_root,
     shared_bytes,
-    sigmoid,
     sum_over_block,
     wait_async,
 )
+from tilewheel_kernels.engram.forward_cuda import (
+    add_to_sums,
+    few_tokens,
+    gate_of,
+    save,
+)
+from tilewheel_kernels.engram.generic_fwd_cuda import generic
 
 if TYPE_CHECKING:
     from tvm.tirx import PrimFunc
@@ -50,8 +57,6 @@ PASS_CONFIGS: dict[str, object] = {
 
 _MAX_ONE_COLUMN = 5120
 _MAX_CACHED_WEIGHTS = 2560
-_GENERIC_THREADS = 256
-_GENERIC_BLOCKS = 2  # a multiprocessor
 _SCRATCH_BYTES = 4096
 
 
@@ -61,124 +66,13 @@ def engram_gate_fwd(*, hidden: int | None) -> "PrimFunc":
     Raises ValueError for a hidden that is no multiple of 64.
     """
     if hidden is None:
-        return _generic(None)
+        return generic(None)
     if hidden % 64 != 0:
         raise ValueError(f"hidden: is {hidden}, must be a multiple of 64")
     columns = 1 if hidden <= _MAX_ONE_COLUMN else 2
     if hidden % (columns * COLUMN * WARP) or 18 * hidden + _SCRATCH_BYTES > shared_bytes():
-        return _generic(hidden)
+        return generic(hidden)
     return _pipelined(hidden, columns)
-
-
-@T.macro
-def _gate(gate_local, sums_local, hidden, eps, clamp_value):  # type: ignore[no-untyped-def]
-    """Turn the sums (x^2, k^2, x * w * k) of a lane's stream into rstd_x, rstd_k, and the gate."""
-    size = T.cast(hidden, "float32")
-    sums_local[0] = inverse_root(sums_local[0] * (T.float32(1.0) / size) + eps)
-    sums_local[1] = inverse_root(sums_local[1] * (T.float32(1.0) / size) + eps)
-    z = sums_local[2] * sums_local[0] * sums_local[1] * inverse_root(size)
-    gate_local[0] = z
-    # A comparison, because a maximum would lose a NaN.
-    magnitude = T.abs(gate_local[0])
-    gate_local[1] = T.sqrt(T.if_then_else(magnitude < clamp_value, clamp_value, magnitude))
-    gate_local[0] = sigmoid(T.call_extern("float32", "copysignf", gate_local[1], gate_local[0]))
-
-
-@T.macro
-def _save(  # type: ignore[no-untyped-def]
-    saved, gate_local, sums_local, num_saved, token, thread, is_masked, first, streams
-):
-    """Write a token's numbers for the backward pass, from the first lane of each stream."""
-    if (num_saved > 0) & (thread < WARP) & (thread % (WARP // streams) == 0):
-        stream = first + thread // (WARP // streams)
-        zero = T.float32(0.0)
-        saved[0][token, stream] = T.if_then_else(is_masked, zero, sums_local[2])
-        saved[1][token, stream] = T.if_then_else(is_masked, zero, gate_local[0])
-        saved[2][token, stream] = T.if_then_else(is_masked, zero, sums_local[0])
-        saved[3][token, stream] = T.if_then_else(is_masked, zero, sums_local[1])
-
-
-@T.macro
-def _add_to_sums(  # type: ignore[no-untyped-def]
-    values_local, x_words, k_words, w_local, stream, streams, offset
-):
-    """Add a column of a stream to its sums of x^2, k^2 and x * w * k."""
-    for i in T.unroll(COLUMN):
-        a = element(x_words, offset + i)
-        b = element(k_words, i)
-        values_local[stream] = fma(a, a, values_local[stream])
-        values_local[streams + stream] = fma(b, b, values_local[streams + stream])
-        values_local[2 * streams + stream] = fma(
-            a * w_local[i], b, values_local[2 * streams + stream]
-        )
-
-
-@T.macro
-def _few_tokens(  # type: ignore[no-untyped-def]
-    tensors, saved, partial_shared, token, is_masked, first, thread, sizes, constants
-):
-    """Do some streams of a token, from memory: with few tokens several blocks share each.
-
-    ``tensors`` are x, kv, weight_fused and out, ``sizes`` how many streams and columns, threads,
-    channels and tokens to save there are, ``constants`` eps and clamp_value.
-    """
-    streams, columns, threads, hidden, num_saved = sizes
-    x_words = T.alloc_local((streams * columns * 4,), "uint32")
-    k_words = T.alloc_local((streams * columns * 4,), "uint32")
-    v_words = T.alloc_local((columns * 4,), "uint32")
-    one_words = T.alloc_local((4,), "uint32")
-    w_local = T.alloc_local((streams * columns * COLUMN,), "float32")
-    one_local = T.alloc_local((COLUMN,), "float32")
-    out_local = T.alloc_local((COLUMN,), "bfloat16")
-    values_local = T.alloc_local((3 * streams,), "float32")
-    sums_local = T.alloc_local((3,), "float32")
-    gate_local = T.alloc_local((2,), "float32")
-    for i in T.unroll(3 * streams):
-        values_local[i] = T.float32(0.0)
-    for j in T.unroll(streams):
-        for c in T.unroll(columns):
-            channel = (c * threads + thread) * COLUMN
-            offset = (j * columns + c) * 4
-            x_words[T.Ramp(offset, 1, 4)] = T.ldg128(tensors[0][token, first + j, channel])
-            k_words[T.Ramp(offset, 1, 4)] = T.ldg128(tensors[1][token, first + j, channel])
-            for half in T.unroll(2):
-                for e in T.vectorized(4):
-                    w_local[2 * offset + half * 4 + e] = tensors[2][
-                        first + j, channel + half * 4 + e
-                    ]
-    for c in T.unroll(columns):
-        channel = (c * threads + thread) * COLUMN
-        v_words[T.Ramp(c * 4, 1, 4)] = T.ldg128(tensors[1][token, STREAMS, channel])
-    for j in T.unroll(streams):
-        for c in T.unroll(columns):
-            offset = (j * columns + c) * 4
-            for i in T.unroll(4):
-                one_words[i] = k_words[offset + i]
-            for i in T.unroll(COLUMN):
-                one_local[i] = w_local[2 * offset + i]
-            _add_to_sums(values_local, x_words, one_words, one_local, j, streams, 2 * offset)
-    sum_over_block(sums_local, values_local, partial_shared, 0, thread, 3, threads // WARP, streams)
-    _gate(gate_local, sums_local, hidden, *constants)
-    _save(saved, gate_local, sums_local, num_saved, token, thread, is_masked, first, streams)
-    for j in T.unroll(streams):
-        gate_local[1] = from_stream(gate_local[0], j, streams)
-        for c in T.unroll(columns):
-            channel = (c * threads + thread) * COLUMN
-            offset = (j * columns + c) * 4
-            if is_masked:
-                T.stg128(tensors[3][token, first + j, channel], x_words[T.Ramp(offset, 1, 4)])
-            else:
-                for i in T.vectorized(COLUMN):
-                    out_local[i] = T.cast(
-                        fma(
-                            gate_local[1],
-                            element(v_words, c * COLUMN + i),
-                            element(x_words, 2 * offset + i),
-                        ),
-                        "bfloat16",
-                    )
-                for i in T.vectorized(COLUMN):
-                    tensors[3][token, first + j, channel + i] = out_local[i]
 
 
 def _pipelined(hidden: int, columns: int) -> "PrimFunc":
@@ -238,7 +132,7 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
                 token = T.cast(block // STREAMS, "int64")
                 if num_masked > 0:
                     is_masked = image_token_mask[token]
-                _few_tokens(
+                few_tokens(
                     (x, kv, weight_fused, out),
                     (dot, gate, rstd_x, rstd_k),
                     partial_shared,
@@ -254,7 +148,7 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
                 if token < T.cast(num_tokens, "int64"):
                     if num_masked > 0:
                         is_masked = image_token_mask[token]
-                    _few_tokens(
+                    few_tokens(
                         (x, kv, weight_fused, out),
                         (dot, gate, rstd_x, rstd_k),
                         partial_shared,
@@ -269,7 +163,7 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
                 if block < num_tokens:
                     if num_masked > 0:
                         is_masked = image_token_mask[token]
-                    _few_tokens(
+                    few_tokens(
                         (x, kv, weight_fused, out),
                         (dot, gate, rstd_x, rstd_k),
                         partial_shared,
@@ -337,7 +231,7 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
                                         w_local[half * 4 + e] = weight_fused[
                                             m, channel + half * 4 + e
                                         ]
-                            _add_to_sums(
+                            add_to_sums(
                                 values_local, x_words, k_words, w_local, m, STREAMS, 2 * offset
                             )
                         commit_async()
@@ -361,10 +255,10 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
                         warps,
                         STREAMS,
                     )
-                    _gate(gate_local, sums_local, hidden, eps, clamp_value)
+                    gate_of(gate_local, sums_local, hidden, eps, clamp_value)
 
                     # store
-                    _save(
+                    save(
                         (dot, gate, rstd_x, rstd_k),
                         gate_local,
                         sums_local,
@@ -397,129 +291,6 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
                                 for i in T.vectorized(COLUMN):
                                     out[token, m, channel + i] = out_local[i]
                     token = next_token
-            T.pdl_trigger()
-
-    return engram_gate_fwd
-
-
-@T.macro
-def _any_columns(  # type: ignore[no-untyped-def]
-    tensors, saved, partial_shared, token, is_masked, first, thread, sizes, constants
-):
-    """Do some streams of a token, any number of columns; the arguments are as in _few_tokens."""
-    streams, hidden, num_saved = sizes
-    x, kv, weight_fused, out = tensors
-    threads = _GENERIC_THREADS
-    x_words = T.alloc_local((4,), "uint32")
-    v_words = T.alloc_local((4,), "uint32")
-    w_local = T.alloc_local((COLUMN,), "float32")
-    out_local = T.alloc_local((COLUMN,), "bfloat16")
-    values_local = T.alloc_local((3 * streams,), "float32")
-    sums_local = T.alloc_local((3,), "float32")
-    gate_local = T.alloc_local((2,), "float32")
-    gates_local = T.alloc_local((streams,), "float32")
-    num_rounds = T.truncdiv(hidden // COLUMN + threads - 1, threads)
-    for i in T.unroll(3 * streams):
-        values_local[i] = T.float32(0.0)
-
-    # load and compute: the sums
-    for c in T.unroll(num_rounds, unroll_factor=1):
-        column = c * threads + thread
-        if column < hidden // COLUMN:
-            for j in T.unroll(streams):
-                x_words[T.Ramp(0, 1, 4)] = T.ldg128(x[token, first + j, column * COLUMN])
-                v_words[T.Ramp(0, 1, 4)] = T.ldg128(kv[token, first + j, column * COLUMN])
-                for e in T.vectorized(COLUMN):
-                    w_local[e] = weight_fused[first + j, column * COLUMN + e]
-                _add_to_sums(values_local, x_words, v_words, w_local, j, streams, 0)
-    sum_over_block(sums_local, values_local, partial_shared, 0, thread, 3, threads // WARP, streams)
-    _gate(gate_local, sums_local, hidden, *constants)
-
-    # store
-    _save(saved, gate_local, sums_local, num_saved, token, thread, is_masked, first, streams)
-    for j in T.unroll(streams):
-        gates_local[j] = from_stream(gate_local[0], j, streams)
-    for c in T.unroll(num_rounds, unroll_factor=1):
-        column = c * threads + thread
-        if column < hidden // COLUMN:
-            v_words[T.Ramp(0, 1, 4)] = T.ldg128(kv[token, STREAMS, column * COLUMN])
-            for j in T.unroll(streams):
-                x_words[T.Ramp(0, 1, 4)] = T.ldg128(x[token, first + j, column * COLUMN])
-                if is_masked:
-                    T.stg128(out[token, first + j, column * COLUMN], x_words[T.Ramp(0, 1, 4)])
-                else:
-                    for i in T.vectorized(COLUMN):
-                        out_local[i] = T.cast(
-                            fma(gates_local[j], element(v_words, i), element(x_words, i)),
-                            "bfloat16",
-                        )
-                    for i in T.vectorized(COLUMN):
-                        out[token, first + j, column * COLUMN + i] = out_local[i]
-
-
-def _generic(hidden: int | None) -> "PrimFunc":
-    """Build the kernel with one token a block and any number of columns."""
-    threads = _GENERIC_THREADS
-    warps = threads // WARP
-    num_tokens = T.dynamic("num_tokens")
-    num_masked = T.dynamic("num_masked")
-    num_saved = T.dynamic("num_saved")
-    size = T.dynamic("hidden_64") * 64 if hidden is None else hidden
-
-    @T.prim_func
-    def engram_gate_fwd(
-        x: T.Tensor((num_tokens, STREAMS, size), "bfloat16"),
-        kv: T.Tensor((num_tokens, STREAMS + 1, size), "bfloat16"),
-        weight_fused: T.Tensor((STREAMS, size), "float32"),
-        image_token_mask: T.Tensor((num_masked,), "bool"),
-        out: T.Tensor((num_tokens, STREAMS, size), "bfloat16"),
-        dot: T.Tensor((num_saved, STREAMS), "float32"),
-        gate: T.Tensor((num_saved, STREAMS), "float32"),
-        rstd_x: T.Tensor((num_saved, STREAMS), "float32"),
-        rstd_k: T.Tensor((num_saved, STREAMS), "float32"),
-        eps: T.float32,
-        clamp_value: T.float32,
-        num_sms: T.int32,
-    ):
-        with T.Kernel(
-            T.max(num_tokens, T.min(num_tokens * STREAMS, num_sms * _GENERIC_BLOCKS)),
-            threads=threads,
-        ) as block:
-            thread = T.get_thread_binding()
-            token = T.alloc_var("int64", init=T.cast(block, "int64"))
-            partial_shared = T.alloc_shared((1, 3, STREAMS, warps), "float32")
-            is_masked = T.alloc_var("bool", init=False)
-            T.pdl_sync()
-            if num_tokens * STREAMS <= num_sms * _GENERIC_BLOCKS:
-                token = T.cast(block // STREAMS, "int64")
-                if token < T.cast(num_tokens, "int64"):
-                    if num_masked > 0:
-                        is_masked = image_token_mask[token]
-                    _any_columns(
-                        (x, kv, weight_fused, out),
-                        (dot, gate, rstd_x, rstd_k),
-                        partial_shared,
-                        token,
-                        is_masked,
-                        block % STREAMS,
-                        thread,
-                        (1, size, num_saved),
-                        (eps, clamp_value),
-                    )
-            elif block < num_tokens:
-                if num_masked > 0:
-                    is_masked = image_token_mask[token]
-                _any_columns(
-                    (x, kv, weight_fused, out),
-                    (dot, gate, rstd_x, rstd_k),
-                    partial_shared,
-                    token,
-                    is_masked,
-                    0,
-                    thread,
-                    (STREAMS, size, num_saved),
-                    (eps, clamp_value),
-                )
             T.pdl_trigger()
 
     return engram_gate_fwd
