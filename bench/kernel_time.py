@@ -1,6 +1,6 @@
 """Kernel time by CUDA graph replay, ours and the peer's in one run. Writes JSON lines.
 
-python bench/kernel_time.py OUTPUT.jsonl [--only NAME] [--tokens 1,64,4096]
+python bench/kernel_time.py OUTPUT.jsonl [--only NAME] [--tokens 1,64,4096] [--no-peer]
 """
 
 from __future__ import annotations
@@ -25,13 +25,27 @@ def time_case(case: Case, num_tokens: int, call: Callable[[Any], object]) -> lis
     return measure.graph_time_us([partial(call, tensors) for tensors in sets])
 
 
+def _beside(case: Case, num_tokens: int, record: dict[str, Any], ours_us: float) -> str:
+    """Measure the peer, note it in the record, and return what to print of it."""
+    assert case.peer is not None
+    try:
+        peer = time_case(case, num_tokens, case.peer)
+    except Exception as error:
+        return f"  peer failed: {type(error).__name__}: {str(error).splitlines()[0][:90]}"
+    record["peer"] = measure.summary(peer)
+    median = statistics.median(peer)
+    return f"  peer {median:8.2f} us  {median / ours_us:5.2f}x"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("output")
     parser.add_argument("--only", default="")
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)))
+    parser.add_argument("--no-peer", action="store_true")
     options = parser.parse_args()
     machine = measure.describe()
+    with_peer = measure.has_peer() and not options.no_peer
     ceiling_gb_s = measure.ceiling_gb_s()
     print(f"{machine['device']}: memory ceiling {ceiling_gb_s:.0f} GB/s")
     with open(options.output, "w") as file:
@@ -39,6 +53,7 @@ def main() -> None:
             for num_tokens in map(int, options.tokens.split(",")):
                 record = {
                     "kind": "kernel_time",
+                    "operator": case.operator,
                     "case": case.name,
                     "num_tokens": num_tokens,
                     "ceiling_gb_s": round(ceiling_gb_s),
@@ -49,11 +64,8 @@ def main() -> None:
                 gb_s = case.bytes(num_tokens) / median / 1e3
                 record |= {"ours": measure.summary(ours), "gb_s": round(gb_s, 1)}
                 line = f"{case.name:24} T={num_tokens:6} ours {median:8.2f} us {gb_s:7.0f} GB/s"
-                if case.peer is not None and measure.has_peer():
-                    peer = time_case(case, num_tokens, case.peer)
-                    record["peer"] = measure.summary(peer)
-                    ratio = statistics.median(peer) / median
-                    line += f"  peer {statistics.median(peer):8.2f} us  {ratio:5.2f}x"
+                if case.peer is not None and with_peer:
+                    line += _beside(case, num_tokens, record, median)
                 print(line, flush=True)
                 file.write(json.dumps(record) + "\n")
 
