@@ -80,8 +80,12 @@ def any_negated(*tensors: Tensor | None) -> bool:
 
 
 def separate(where: str, out: Tensor, name: str, other: Tensor) -> None:
-    """Refuse an ``out=`` that shares memory with the argument called ``name``."""
-    if not torch_ops.is_traced(other) and overlap(out, other):
+    """Refuse an ``out=`` that shares memory with the argument called ``name``.
+
+    Traced tensors have no memory yet.
+    """
+    is_traced = torch_ops.is_traced(out) or torch_ops.is_traced(other)
+    if not is_traced and overlap(out, other):
         raise ValueError(f"{where}: shares memory with {name}, must not")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, bfloat16, float32
 
-from tilewheel import checks, torch_ops
+from tilewheel import checks
 from tilewheel.reference.engram import STREAMS
 
 _LEAST = 1.1754943508222875e-38  # the smallest normal float32
@@ -64,15 +64,10 @@ def same_device(where: str, x: Tensor, first: Tensor) -> None:
 
 
 def apart(where: str, x: Tensor, *others: tuple[str, Tensor | None]) -> None:
-    """Refuse a tensor that is written and shares memory with one of the others, each with a name.
-
-    Traced tensors have no memory yet.
-    """
-    if torch_ops.is_traced(x):
-        return
+    """Refuse a tensor that is written and shares memory with one of the named others."""
     for name, other in others:
-        if other is not None and checks.overlap(x, other):
-            raise ValueError(f"{where}: shares memory with {name}, must not")
+        if other is not None:
+            checks.separate(where, x, name, other)
 
 
 def gate_inputs(

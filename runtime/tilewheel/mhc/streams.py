@@ -11,31 +11,13 @@ NUM_STREAMS = 4
 _MAX_HIDDEN = 65536
 
 
-def _span(tensor: Tensor) -> tuple[int, int]:
-    """Return the first byte of a tensor and the one behind its last."""
-    begin = tensor.data_ptr()
-    if tensor.numel() == 0:
-        return begin, begin
-    pairs = zip(tensor.shape, tensor.stride(), strict=True)
-    last = sum((size - 1) * stride for size, stride in pairs)
-    return begin, begin + (last + 1) * tensor.element_size()
-
-
-def _shares(first: Tensor, second: Tensor) -> bool:
-    """Return whether the bytes between the first and last element of two tensors overlap."""
-    if first.device != second.device:
-        return False
-    (begin, end), (other_begin, other_end) = _span(first), _span(second)
-    return max(begin, other_begin) < min(end, other_end)
-
-
 def is_refused(
     out: Tensor, inputs: tuple[Tensor | None, ...], replaced: Tensor | None = None
 ) -> bool:
     """Return whether ``out`` needs the checks that explain; it may be ``replaced`` exactly."""
-    if out.requires_grad or any(each is not None and _shares(out, each) for each in inputs):
+    if out.requires_grad or any(each is not None and checks.overlap(out, each) for each in inputs):
         return True
-    return replaced is not None and _shares(out, replaced) and not _is_same(out, replaced)
+    return replaced is not None and checks.overlap(out, replaced) and not _is_same(out, replaced)
 
 
 def _is_same(out: Tensor, replaced: Tensor) -> bool:
@@ -101,5 +83,5 @@ def check_out(
             f"{where}: out", out, like=residual, name="residual", shape=shape, of=bfloat16
         )
     for name, tensor in inputs:
-        if tensor is not None and not is_traced and _shares(out, tensor):
-            raise ValueError(f"{where}: out: shares memory with {name}, must not")
+        if tensor is not None:
+            checks.separate(f"{where}: out", out, name, tensor)
