@@ -44,6 +44,8 @@ CUOBJDUMP_RESERVE_BYTES = {"sm_90a": 1024, "sm_100a": 1024, "sm_103a": 1024, "sm
 HOST_COMPILER = "g++"
 """What nvcc preprocesses with: the one tool that pip does not bring."""
 
+_MODULE_ID = re.compile(rb"(_INTERNAL_|_GLOBAL__N__)[0-9a-f]{8}(?=_)")
+
 NVCC_FLAGS = ("--cubin", "-O3", "-std=c++20", "-w", "-Xptxas", "-v")
 """``-w`` silences TileLang's headers, whose warnings are many; the kernels are generated."""
 
@@ -80,6 +82,15 @@ def compile_command(*, arch: str, source: str, output: str) -> list[str]:
     ]
 
 
+def without_module_id(cubin: bytes) -> bytes:
+    """Return a cubin whose names of internal linkage do not depend on the directory.
+
+    nvcc writes a hash of the source's absolute path into them, and no flag changes that. They are
+    names only: nothing looks them up.
+    """
+    return _MODULE_ID.sub(rb"\g<1>00000000", cubin)
+
+
 def compile_device(
     *,
     work: Path,
@@ -102,6 +113,9 @@ def compile_device(
         )
     command = compile_command(arch=arch, source=source, output=output)
     printed = run_tool(command, cwd=work, timeout_s=timeout_s)
+    image = work / output
+    if image.exists():
+        image.write_bytes(without_module_id(image.read_bytes()))
     resources = parse_ptxas(printed)
     total = shared_bytes + (resources.static_shared_bytes or 0)
     if total > SHARED_LIMIT_BYTES[arch]:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tilewheel_build.cuda import compile_device
+
 
 @pytest.fixture(scope="module")
 def elsewhere(built: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
@@ -57,3 +59,21 @@ def test_no_absolute_path_is_published(built: Any) -> None:
     absolute = re.compile(rb"(?<![\w.)*/])/(?:home|root|tmp|usr|opt|var|mnt|work|build)/[\w./-]+")
     found = {path: absolute.findall(content) for path, content in built.published().items()}
     assert {path: paths for path, paths in found.items() if paths} == {}
+
+
+def test_names_of_internal_linkage_do_not_depend_on_the_directory(tmp_path: Path) -> None:
+    source = """
+        namespace { __device__ int counter; }
+        extern "C" __global__ void count(int *out) { *out = atomicAdd(&counter, 1); }
+    """
+    images = []
+    for name in ("first", "second"):
+        work = tmp_path / name
+        work.mkdir()
+        (work / "kernel.cu").write_text(source)
+        compile_device(
+            work=work, source="kernel.cu", output="kernel.cubin", arch="sm_90a", shared_bytes=0
+        )
+        images.append((work / "kernel.cubin").read_bytes())
+    assert b"_00000000_" in images[0]
+    assert images[0] == images[1]
