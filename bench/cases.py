@@ -52,6 +52,9 @@ def topk_gate(num_experts: int, num_topk: int) -> Case:
     )
 
 
+_DATA_DTYPE = {"e4m3": "float8_e4m3fn", "e2m1": "int8"}
+
+
 def per_token_cast(name: str, fmt: str, size: int, hidden: int = 7168, **flags: bool) -> Case:
     width = hidden // 2 if fmt == "e2m1" else hidden
     num_groups = -(-hidden // size)
@@ -66,17 +69,14 @@ def per_token_cast(name: str, fmt: str, size: int, hidden: int = 7168, **flags: 
 
         return tile_kernels.quant.per_token_cast(tensors[0], fmt, size, **flags)
 
-    sf_dtype = "int32" if flags.get("use_packed_ue8m0") else "float32"
     return Case(
         name=f"per_token_cast {name}",
         operator="per_token_cast",
         parameters=(
             ("x_dtype", "bfloat16"),
-            ("data_dtype", "int8" if fmt == "e2m1" else "float8_e4m3fn"),
-            ("num_per_channels", size),
-            ("sf_dtype", sf_dtype),
+            ("data_dtype", _DATA_DTYPE[fmt]),
+            ("sf_dtype", "int32" if flags.get("use_packed_ue8m0") else "float32"),
             ("round_sf", flags.get("round_sf", False)),
-            ("col_major_sf", flags.get("use_tma_aligned_col_major_sf", False)),
         ),
         inputs=inputs,
         ours=lambda tensors: tw.quant.per_token_cast(
@@ -85,6 +85,82 @@ def per_token_cast(name: str, fmt: str, size: int, hidden: int = 7168, **flags: 
         ours_allocating=lambda tensors: tw.quant.per_token_cast(tensors[0], fmt, size, **flags),
         peer=peer,
         bytes=lambda num_tokens: num_tokens * (2 * hidden + width + sf_bytes),
+    )
+
+
+def per_token_recast(hidden: int = 7168) -> Case:
+    """From e2m1 with a scale for 32 channels to e4m3 with one for 128: weights of experts."""
+
+    def inputs(num_tokens: int) -> Any:
+        x = torch.randn((num_tokens, hidden), device="cuda").to(torch.bfloat16)
+        return tw.quant.per_token_cast(x, "e2m1", 32, round_sf=True)
+
+    def ours(pair: Any) -> object:
+        return tw.quant.per_token_cast(pair, "e4m3", 128, x_block_size=(1, 32), round_sf=True)
+
+    def peer(pair: Any) -> object:
+        import tile_kernels
+
+        return tile_kernels.quant.per_token_cast(pair, "e4m3", 128, (1, 32), round_sf=True)
+
+    return Case(
+        name="per_token_cast of e2m1 32 to e4m3 128",
+        operator="per_token_recast",
+        parameters=(
+            ("x_dtype", "int8"),
+            ("data_dtype", "float8_e4m3fn"),
+            ("sf_dtype", "float32"),
+            ("round_sf", True),
+        ),
+        inputs=inputs,
+        ours=ours,
+        ours_allocating=ours,
+        peer=peer,
+        bytes=lambda num_tokens: num_tokens * (hidden // 2 + hidden // 8 + hidden + hidden // 32),
+    )
+
+
+def half_of_a_cast(operator: str, hidden: int = 7168) -> Case:
+    """One of the casts that give scales alone, data alone, or data rounded stochastically."""
+    flags = {"round_sf": True} if operator == "per_token_cast_with_sf_only" else {}
+
+    def inputs(num_tokens: int) -> tuple[Any, Any]:
+        x = torch.randn((num_tokens, hidden), device="cuda").to(torch.bfloat16)
+        return x, tw.quant.per_token_cast_with_sf_only(x, "e4m3", 128)
+
+    def ours(tensors: Any) -> object:
+        x, sf = tensors
+        if operator == "per_token_cast_with_precomputed_sf":
+            return tw.quant.per_token_cast_with_precomputed_sf(x, "e4m3", 128, sf)
+        if operator == "stochastic_cast":
+            return tw.quant.stochastic_cast(x, "e4m3", 128, seed=1)
+        return tw.quant.per_token_cast_with_sf_only(x, "e4m3", 128, **flags)
+
+    def peer(tensors: Any) -> object:
+        import tile_kernels
+
+        x, sf = tensors
+        if operator == "per_token_cast_with_precomputed_sf":
+            return tile_kernels.quant.per_token_cast_with_precomputed_sf(x, "e4m3", 128, sf)
+        return tile_kernels.quant.per_token_cast_with_sf_only(x, "e4m3", 128, **flags)
+
+    written = {"per_token_cast_with_sf_only": hidden // 32}
+    moved = written.get(operator, hidden + hidden // 32)
+    named = {
+        "per_token_cast_with_sf_only": (("sf_dtype", "float32"), ("round_sf", True)),
+        "per_token_cast_with_precomputed_sf": (("data_dtype", "float8_e4m3fn"),),
+        "stochastic_cast": (("data_dtype", "float8_e4m3fn"), ("round_sf", False)),
+    }
+    return Case(
+        name=f"{operator} e4m3 128",
+        operator=operator,
+        parameters=(("x_dtype", "bfloat16"), *named[operator]),
+        inputs=inputs,
+        ours=ours,
+        ours_allocating=ours,
+        # The peer's stochastic rounding needs sm_100a.
+        peer=None if operator == "stochastic_cast" else peer,
+        bytes=lambda num_tokens: num_tokens * (2 * hidden + moved),
     )
 
 
@@ -104,9 +180,8 @@ def cast_back(fmt: str, size: int, hidden: int = 7168) -> Case:
         name=f"cast_back {fmt} {size} bf16",
         operator="cast_back",
         parameters=(
-            ("data_dtype", "int8" if fmt == "e2m1" else "float8_e4m3fn"),
+            ("data_dtype", _DATA_DTYPE[fmt]),
             ("sf_dtype", "float32"),
-            ("col_major_sf", False),
             ("out_dtype", "bfloat16"),
         ),
         inputs=inputs,
@@ -174,6 +249,10 @@ CASES = (
     per_token_cast("e2m1 32 round", "e2m1", 32, round_sf=True),
     cast_back("e4m3", 128),
     cast_back("e2m1", 32),
+    per_token_recast(),
+    half_of_a_cast("per_token_cast_with_sf_only"),
+    half_of_a_cast("per_token_cast_with_precomputed_sf"),
+    half_of_a_cast("stochastic_cast"),
     apply_rotary(64, interleaved=False),
     apply_rotary(64, interleaved=True, with_positions=True),
 )

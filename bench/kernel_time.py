@@ -1,6 +1,6 @@
 """Kernel time by CUDA graph replay, ours and the peer's in one run. Writes JSON lines.
 
-python bench/kernel_time.py OUTPUT.jsonl [--only NAME] [--tokens 1,64,4096]
+python bench/kernel_time.py OUTPUT.jsonl [--only NAME] [--tokens 1,64,4096] [--no-peer]
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ def main() -> None:
     parser.add_argument("output")
     parser.add_argument("--only", default="")
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)))
+    parser.add_argument("--no-peer", action="store_true")
     options = parser.parse_args()
     machine = measure.describe()
+    with_peer = measure.has_peer() and not options.no_peer
     ceiling_gb_s = measure.ceiling_gb_s()
     print(f"{machine['device']}: memory ceiling {ceiling_gb_s:.0f} GB/s")
     with open(options.output, "w") as file:
@@ -39,6 +41,7 @@ def main() -> None:
             for num_tokens in map(int, options.tokens.split(",")):
                 record = {
                     "kind": "kernel_time",
+                    "operator": case.operator,
                     "case": case.name,
                     "num_tokens": num_tokens,
                     "ceiling_gb_s": round(ceiling_gb_s),
@@ -49,7 +52,7 @@ def main() -> None:
                 gb_s = case.bytes(num_tokens) / median / 1e3
                 record |= {"ours": measure.summary(ours), "gb_s": round(gb_s, 1)}
                 line = f"{case.name:24} T={num_tokens:6} ours {median:8.2f} us {gb_s:7.0f} GB/s"
-                if case.peer is not None and measure.has_peer():
+                if case.peer is not None and with_peer:
                     peer = time_case(case, num_tokens, case.peer)
                     record["peer"] = measure.summary(peer)
                     ratio = statistics.median(peer) / median

@@ -196,7 +196,11 @@ def _sizes_and_checks(
             why = f" ({size.symbol}, as in {origin[size.symbol]})"
         elif size.constant is None:
             why = f" (from {', '.join(sorted(symbols_in(size.text)))})"
-        checks.append({"access": access, "label": label, "expected": size.text, "why": why})
+        # torch gives empty tensors any strides; nothing reads by them.
+        tensor = label.partition(".")[0] if ".stride()" in label else None
+        checks.append(
+            {"access": access, "label": label, "expected": size.text, "why": why, "empty": tensor}
+        )
     for check in checks:
         for symbol in symbols_in(check["expected"]) - set(origin):
             raise LoweringError(
@@ -266,12 +270,15 @@ def _scalar_rows(variant: Variant, listed: tuple[Argument, ...]) -> list[dict[st
         if argument.kind == "tensor":
             continue
         row: dict[str, Any] = {"name": argument.name, "index": i, "integer": False}
-        row |= {"lowest": None, "highest": None}
+        row |= {"lowest": None, "highest": None, "choices": ()}
         if argument.dtype in INTEGER_RANGES:
             low, high = INTEGER_RANGES[argument.dtype]
             scalar = declared.get(argument.name)
             if argument.kind == "device":
                 low = 1
+            elif scalar is not None and scalar.choices:
+                row |= {"choices": tuple(map(_c_int64, scalar.choices))}
+                row |= {"known": ", ".join(map(str, scalar.choices))}
             elif scalar is not None:
                 low = low if scalar.minimum is None else max(low, int(scalar.minimum))
                 high = high if scalar.maximum is None else min(high, int(scalar.maximum))

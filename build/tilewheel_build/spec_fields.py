@@ -174,6 +174,7 @@ DTYPE = Form(
 )
 VALUES = list_of("values", VALUE_SCHEMA)
 CHOICES = list_of("strings, or of integers", {"type": ["integer", "string"]})
+INTEGERS = list_of("integers", {"type": "integer"})
 SHAPE = Form(
     words="a list of integers, int parameters and dimensions",
     schema={

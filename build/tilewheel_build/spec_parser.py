@@ -241,6 +241,7 @@ def _scalar(reader: SpecReader, name: str, node: object, path: str) -> Scalar | 
     if fields is None:
         return None
     dtype = fields["dtype"]
+    _scalar_choices(reader, fields, path)
     for bound in ("minimum", "maximum"):
         value, place = fields[bound], join(path, bound)
         if value is None or dtype is None:
@@ -254,7 +255,25 @@ def _scalar(reader: SpecReader, name: str, node: object, path: str) -> Scalar | 
             elif not low <= value <= high:
                 reader.problems.add(place, f"is {value}", f"must lie in {low} to {high}")
     reader.ordered(fields, path)
+    fields["choices"] = tuple(fields["choices"])
     return Scalar(name=name, **fields)
+
+
+def _scalar_choices(reader: SpecReader, fields: Mapping[str, Any], path: str) -> None:
+    choices, dtype = fields["choices"], fields["dtype"]
+    if not choices:
+        return
+    if dtype is not None and dtype not in INTEGER_RANGES:
+        reader.problems.add(f"{path}.choices", "is given", f"must be absent: it is a {dtype}")
+    for bound in ("minimum", "maximum"):
+        if fields[bound] is not None:
+            reader.problems.add(join(path, bound), "is given", "must be absent: it has choices")
+    low, high = INTEGER_RANGES.get(dtype, INTEGER_RANGES["int64"])
+    for i, item in enumerate(choices):
+        if item is not BROKEN and not (is_int(item) and low <= item <= high):
+            demand = f"must be an integer in {low} to {high}"
+            reader.problems.add(f"{path}.choices[{i}]", f"is {show(item)}", demand)
+    reader.unique(choices, f"{path}.choices")
 
 
 def _backend(

@@ -115,6 +115,10 @@ class Scalar:
     maximum: int | float | None = field(
         default=None, metadata=about(form.NUMBER, "largest value; unlimited when absent")
     )
+    choices: tuple[int, ...] = field(
+        default=(),
+        metadata=about(form.INTEGERS, "all values of an integer, in place of bounds"),
+    )
 
 
 _ARCHS = tuple(arch for backend in SPEC_BACKENDS for arch in KNOWN_ARCHS[backend])

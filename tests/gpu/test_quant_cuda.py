@@ -130,26 +130,27 @@ def test_the_bare_artifact_checks_its_arguments() -> None:
         device="cuda",
         x_dtype="bfloat16",
         data_dtype="float8_e4m3fn",
-        num_per_channels=128,
         sf_dtype="float32",
         round_sf=False,
-        col_major_sf=False,
     )
     x = rows(4, 576)
     data = torch.empty((4, 576), dtype=torch.float8_e4m3fn, device="cuda")
     sf = torch.empty((4, 5), device="cuda")
-    kernel(x, data, sf, 1e-4)
+    kernel(x, data, sf, 1e-4, 128)
     check(x, data, sf, "e4m3", 128)
     with pytest.raises(TypeError, match="x: is float32, must be bfloat16"):
-        kernel(x.float(), data, sf, 1e-4)
+        kernel(x.float(), data, sf, 1e-4, 128)
     with pytest.raises(ValueError, match=r"sf.shape\[1\]: is 4, must be 5"):
-        kernel(x, data, sf[:, :4].contiguous(), 1e-4)
+        kernel(x, data, sf[:, :4].contiguous(), 1e-4, 128)
     with pytest.raises(ValueError, match=r"data.shape\[0\]: is 3, must be 4"):
-        kernel(x, data[:3], sf, 1e-4)
+        kernel(x, data[:3], sf, 1e-4, 128)
     with pytest.raises(ValueError, match="x: data pointer is aligned to 2 bytes, must be to 16"):
-        kernel(rows(4, 640)[:, 1:577], data, sf, 1e-4)
+        kernel(rows(4, 640)[:, 1:577], data, sf, 1e-4, 128)
     with pytest.raises(ValueError, match=r"x.shape\[1\]"):
-        kernel(x[:, :512], data, sf, 1e-4)
+        kernel(x[:, :512], data, sf, 1e-4, 128)
+    with pytest.raises(ValueError, match="num_per_channels: is 48, must be one of 16, 32, 64, 128"):
+        kernel(x, data, sf, 1e-4, 48)
+    kernel(x[:0], data[:0], sf[:0], 1e-4, 128)
 
 
 def test_scales_that_lack_blocks_are_not_read_beyond() -> None:
@@ -159,7 +160,6 @@ def test_scales_that_lack_blocks_are_not_read_beyond() -> None:
         device="cuda",
         data_dtype="float8_e4m3fn",
         sf_dtype="float32",
-        col_major_sf=False,
         out_dtype="bfloat16",
     )
     data = torch.ones((4, 256), device="cuda").to(torch.float8_e4m3fn)

@@ -279,7 +279,8 @@ def test_limit_of_a_dimension_in_the_spec_is_checked(
     ("scalars", "message"),
     [
         ((2, 1, 132), "enabled: is 2, must be between 0 and 1"),
-        ((True, 0, 132), "num_splits: is 0, must be between 1 and 9223372036854775807"),
+        ((True, 0, 132), "num_splits: is 0, must be one of 1, 2, 65536"),
+        ((True, 3, 132), "num_splits: is 3, must be one of 1, 2, 65536"),
         ((True, 1, 0), "num_sms: is 0, must be between 1 and 2147483647"),
         ((True, 1, 2**31), "num_sms: is 2147483648, must be between 1 and 2147483647"),
         ((True, 65536, 132), "grid is 132x65536x1, must fit the device's limits"),
@@ -327,6 +328,10 @@ def test_empty_tensor_may_have_any_layout_and_needs_no_driver(
     plain: Any, claimed: Callable[..., Any], options: dict[str, Any]
 ) -> None:
     plain(claimed(0, 128), None, claimed(0, 128, **options), 1.0, 0)
+
+
+def test_empty_strided_tensor_may_have_any_strides(scale: Any, claimed: Callable[..., Any]) -> None:
+    scale(claimed(0, 128, strides=(7, 9)), claimed(128), claimed(0, 128), 1, True)
 
 
 def test_stride_of_a_single_row_does_not_matter(plain: Any, claimed: Callable[..., Any]) -> None:

@@ -40,9 +40,9 @@ def messages_of(call, kind):
 @pytest.mark.parametrize(
     "function",
     [
-        tw.quant.per_token_cast,
-        tw.quant.per_token_cast_with_sf_only,
-        lambda x: tw.quant.stochastic_cast(x, seed=1),
+        lambda x: tw.quant.per_token_cast(x, "e4m3", 128),
+        lambda x: tw.quant.per_token_cast_with_sf_only(x, "e4m3", 128),
+        lambda x: tw.quant.stochastic_cast(x, "e4m3", 128, seed=1),
         lambda x: tw.quant.per_token_cast_with_precomputed_sf(x, "e4m3", 64, torch.ones(3, 3)),
     ],
 )
@@ -95,8 +95,9 @@ def test_wrong_x(function, x, kind, message):
     ],
 )
 def test_wrong_flags(flags, kind, message):
+    arguments = {"fmt": "e4m3", "num_per_channels": 128} | flags
     for _ in range(2):  # what is remembered of a call must not change what the next one says
-        actual = messages_of(lambda: tw.quant.per_token_cast(X, **flags), kind)
+        actual = messages_of(lambda: tw.quant.per_token_cast(X, **arguments), kind)
         assert actual.startswith(f"per_token_cast: {message}")
 
 
@@ -112,7 +113,7 @@ def test_wrong_flags(flags, kind, message):
     "function", [tw.quant.per_token_cast, tw.quant.per_token_cast_with_sf_only]
 )
 def test_wrong_block_size(function, block, kind, message):
-    actual = messages_of(lambda: function(PAIR, x_block_size=block), kind)
+    actual = messages_of(lambda: function(PAIR, "e4m3", 128, x_block_size=block), kind)
     assert actual == f"{function.__name__}: x_block_size: {message}"
 
 
@@ -194,7 +195,7 @@ def test_wrong_column_major_out(sf, message):
     ],
 )
 def test_wrong_seed(arguments, kind, message):
-    actual = messages_of(lambda: tw.quant.stochastic_cast(X, **arguments), kind)
+    actual = messages_of(lambda: tw.quant.stochastic_cast(X, "e4m3", 128, **arguments), kind)
     assert actual.startswith(f"stochastic_cast: {message}")
 
 
@@ -265,7 +266,7 @@ def test_stochastic_rounding_is_unbiased_and_keeps_values_of_the_format():
 
 def test_seeds_and_offsets_draw_other_bits():
     draws = [
-        tw.quant.stochastic_cast(X, seed=seed, offset=offset)[0].view(torch.uint8)
+        tw.quant.stochastic_cast(X, "e4m3", 128, seed=seed, offset=offset)[0].view(torch.uint8)
         for seed, offset in ((0, 0), (1, 0), (0, 1), (2**32, 0), (0, 2**32))
     ]
     assert all(not torch.equal(draws[0], other) for other in draws[1:])
@@ -293,6 +294,26 @@ def test_compiled_calls_give_the_same():
 
 
 def test_x_may_require_gradients_and_results_do_not():
-    data, sf = tw.quant.per_token_cast(X.float().requires_grad_())
+    data, sf = tw.quant.per_token_cast(X.float().requires_grad_(), "e4m3", 128)
     assert not data.requires_grad
     assert not sf.requires_grad
+
+
+@pytest.mark.parametrize("size", [16, 64, 128])
+def test_ascend_has_groups_of_32_only(size):
+    message = f"num_per_channels: is {size}, must be 32 on Ascend"
+    with tw.backend("ascend-sim"):
+        calls = {
+            "per_token_cast": lambda: tw.quant.per_token_cast(X, "e4m3", size),
+            "per_token_cast_with_sf_only": lambda: tw.quant.per_token_cast_with_sf_only(
+                X, "e4m3", size
+            ),
+            "per_token_cast_with_precomputed_sf": (
+                lambda: tw.quant.per_token_cast_with_precomputed_sf(
+                    X, "e4m3", size, torch.ones((X.shape[0], -(-X.shape[1] // size)))
+                )
+            ),
+        }
+        for name, call in calls.items():
+            with pytest.raises(ValueError, match=f"^{name}: {message}$"):
+                call()

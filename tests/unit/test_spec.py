@@ -136,7 +136,7 @@ def test_arguments_keep_the_order_of_the_file(cast):
     assert cast.tensors[2].when == (("round_sf", False),)
     assert cast.scalars == (
         Scalar(name="clamp_min", dtype="float32", minimum=0, meaning="least absolute maximum"),
-        Scalar(name="seed", dtype="int64", meaning="seed"),
+        Scalar(name="seed", dtype="int64", choices=(0, 7), meaning="seed"),
     )
 
 

@@ -6,7 +6,7 @@ Four lanes own 64 channels of a row, a thread 16 of them as vectors of 16 bytes 
 vector i of each four, so that every store fills whole sectors of 32 bytes, which it would not with
 16 adjacent channels a thread.
 No shared memory; registers hold 16 floats.
-Parameters: hidden a multiple of 64, block_channels a multiple of 16, both at run time; any stride
+Run time: hidden a multiple of 64, block_channels a multiple of 16; any strides of sf; any stride
 between rows of data, but only rows at multiples of 16 bytes are read by vectors.
 Numerics: exact, rounded to nearest even. Exponent byte 0 of packed scales is 0; where sf lacks a
 block its scale is 0.
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import tilelang.language as T
 
 from tilewheel_kernels.quant.arithmetic_cuda import e2m1_value, multiply
-from tilewheel_kernels.quant.row_cast_cuda import RUN, THREADS, Rows, load_scale
+from tilewheel_kernels.quant.row_cast_cuda import RUN, THREADS, Rows, load_scale, strided_sf
 
 if TYPE_CHECKING:
     from tvm.tirx import PrimFunc
@@ -29,18 +29,17 @@ _LANES = 4
 _VECTOR = {"bfloat16": 8, "float32": 4}
 
 
-def cast_back(*, data_dtype: str, sf_dtype: str, col_major_sf: bool, out_dtype: str) -> "PrimFunc":
+def cast_back(*, data_dtype: str, sf_dtype: str, out_dtype: str) -> "PrimFunc":
     """Return the kernel (data, sf, out, block_tokens, block_channels)."""
     vector = _VECTOR[out_dtype]
     num_vectors = RUN // vector
     is_e2m1 = data_dtype == "int8"
     width = vector // 2 if is_e2m1 else vector  # elements of data in a vector
-    rows = Rows(RUN, is_packed=False, segment=_LANES * RUN)
+    rows = Rows(segment=_LANES * RUN)
     data_type = rows.x_tensor("data", data_dtype)
     out_type = rows.data_tensor(out_dtype)
     token_blocks, channel_words = T.dynamic("token_blocks"), T.dynamic("channel_words")
-    sf_shape = (channel_words, token_blocks) if col_major_sf else (token_blocks, channel_words)
-    sf_type = T.StridedTensor(sf_shape, (T.dynamic("sf_stride", "int64"), 1), sf_dtype)
+    sf_type = strided_sf("sf", (token_blocks, channel_words), sf_dtype)
 
     @T.prim_func
     def cast_back(
@@ -75,7 +74,7 @@ def cast_back(*, data_dtype: str, sf_dtype: str, col_major_sf: bool, out_dtype: 
             for v in T.unroll(num_vectors):
                 load_scale(
                     *(sf, scale_local, v, row, channel + v * _LANES * vector, inside),
-                    *(block_tokens, block_channels, col_major_sf),
+                    *(block_tokens, block_channels),
                 )
 
             # compute

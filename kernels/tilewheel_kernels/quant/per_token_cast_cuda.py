@@ -35,23 +35,27 @@ def per_token_cast(
     *,
     x_dtype: str,
     data_dtype: str,
-    num_per_channels: int,
     sf_dtype: str,
     round_sf: bool,
-    col_major_sf: bool,
 ) -> "PrimFunc":
-    """Return the kernel (x, data, sf, clamp_min)."""
-    check(num_per_channels=num_per_channels, sf_dtype=sf_dtype, round_sf=round_sf)
-    rows = Rows(num_per_channels, is_packed=sf_dtype == "int32")
+    """Return the kernel (x, data, sf, clamp_min, num_per_channels)."""
+    check(sf_dtype=sf_dtype, round_sf=round_sf)
+    rows = Rows(is_packed=sf_dtype == "int32")
     x_type = rows.x_tensor("x", x_dtype)
     data_type = rows.data_tensor(data_dtype)
-    sf_type = rows.sf_tensor(sf_dtype, col_major=col_major_sf)
+    sf_type = rows.sf_tensor(sf_dtype)
     max_value = MAX_VALUE[data_dtype]
     # Products with a power of two keep the 8 bits of a bfloat16, so pairs of them will do.
     in_pairs = x_dtype == "bfloat16" and data_dtype == "int8" and round_sf
 
     @T.prim_func
-    def per_token_cast(x: x_type, data: data_type, sf: sf_type, clamp_min: T.float32):
+    def per_token_cast(
+        x: x_type,
+        data: data_type,
+        sf: sf_type,
+        clamp_min: T.float32,
+        num_per_channels: rows.num_per_channels,
+    ):
         with T.Kernel(rows.num_blocks, threads=THREADS) as block:
             row, channel = rows.place(block, T.get_thread_binding())
             inside = (row < rows.num_tokens) & (channel < rows.hidden)
@@ -67,14 +71,14 @@ def per_token_cast(
 
             # compute
             if x_dtype == "bfloat16":
-                find_amax_of_pairs(amax_local, pairs_local, clamp_min, rows.group_lanes)
+                find_amax_of_pairs(amax_local, pairs_local, clamp_min, rows)
             else:
                 decode(x_local, values_local, x_dtype)
-                find_amax(amax_local, values_local, clamp_min, rows.group_lanes)
+                find_amax(amax_local, values_local, clamp_min, rows)
             T.pdl_trigger()
 
             # store
-            store_sf(sf, amax_local, row, channel, inside, rows, max_value, round_sf, col_major_sf)
+            store_sf(sf, amax_local, row, channel, inside, rows, max_value, round_sf)
             if inside:
                 if in_pairs:
                     store_pairs_as_e2m1(data, pairs_local, amax_local, row, channel)

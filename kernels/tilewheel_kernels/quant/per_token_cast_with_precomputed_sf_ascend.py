@@ -24,10 +24,10 @@ PASS_CONFIGS: dict[str, object] = {}
 
 
 def per_token_cast_with_precomputed_sf(
-    *, x_dtype: str, data_dtype: str, num_per_channels: int, num_vec_cores: int | None
+    *, x_dtype: str, data_dtype: str, num_vec_cores: int | None
 ) -> "PrimFunc":
-    """Return the kernel (x, sf, data, num_vec_cores)."""
-    check(num_vec_cores=num_vec_cores, num_per_channels=num_per_channels)
+    """Return the kernel (x, sf, data, num_per_channels, num_vec_cores)."""
+    check(num_vec_cores=num_vec_cores)
     tiles = Tiles.for_sf(col_major=False)
     rows, channels, groups = tiles.block_rows, tiles.block_channels, tiles.block_groups
     is_e2m1 = data_dtype == "int8"
@@ -39,7 +39,11 @@ def per_token_cast_with_precomputed_sf(
 
     @T.prim_func
     def per_token_cast_with_precomputed_sf_ascend(
-        x: x_type, sf: sf_type, data: data_type, num_vec_cores: T.int32
+        x: x_type,
+        sf: sf_type,
+        data: data_type,
+        num_per_channels: T.int32,
+        num_vec_cores: T.int32,
     ) -> None:
         with T.Kernel(num_vec_cores) as core:
             x_ub = T.alloc_shared((rows, channels), x_dtype)

@@ -15,7 +15,6 @@ from tilewheel_kernels.quant.row_cast_cuda import (
     RUN,
     THREADS,
     Rows,
-    check,
     decode,
     load_row,
     raw_width,
@@ -28,18 +27,17 @@ if TYPE_CHECKING:
 PASS_CONFIGS: dict[str, object] = {"tl.disable_safe_memory_legalize": True}
 
 
-def per_token_cast_with_precomputed_sf(
-    *, x_dtype: str, data_dtype: str, num_per_channels: int
-) -> "PrimFunc":
-    """Return the kernel (x, sf, data)."""
-    check(num_per_channels=num_per_channels)
-    rows = Rows(num_per_channels, is_packed=False)
+def per_token_cast_with_precomputed_sf(*, x_dtype: str, data_dtype: str) -> "PrimFunc":
+    """Return the kernel (x, sf, data, num_per_channels)."""
+    rows = Rows()
     x_type = rows.x_tensor("x", x_dtype)
-    sf_type = rows.sf_tensor("float32", col_major=False)
+    sf_type = T.Tensor((rows.num_tokens, rows.num_words), "float32")
     data_type = rows.data_tensor(data_dtype)
 
     @T.prim_func
-    def per_token_cast_with_precomputed_sf(x: x_type, sf: sf_type, data: data_type):
+    def per_token_cast_with_precomputed_sf(
+        x: x_type, sf: sf_type, data: data_type, num_per_channels: rows.num_per_channels
+    ):
         with T.Kernel(rows.num_blocks, threads=THREADS) as block:
             row, channel = rows.place(block, T.get_thread_binding())
             inside = (row < rows.num_tokens) & (channel < rows.hidden)
@@ -49,15 +47,16 @@ def per_token_cast_with_precomputed_sf(
             T.pdl_sync()
 
             # load
-            load_row(x, x_local, row, channel, inside)
-            decode(x_local, values_local, x_dtype)
+            factor_local[0] = T.float32(1.0)
             if inside:
-                factor_local[0] = sf[row, T.truncdiv(channel, num_per_channels)]
+                factor_local[0] = sf[row, T.cast(rows.group_of(channel), "int64")]
+            load_row(x, x_local, row, channel, inside)
 
-                # compute
-                factor_local[0] = divide(T.float32(1.0), factor_local[0])
-                for i in T.unroll(RUN):
-                    values_local[i] = multiply(values_local[i], factor_local[0])
+            # compute
+            factor_local[0] = divide(T.float32(1.0), factor_local[0])
+            decode(x_local, values_local, x_dtype)
+            for i in T.unroll(RUN):
+                values_local[i] = multiply(values_local[i], factor_local[0])
             T.pdl_trigger()
 
             # store

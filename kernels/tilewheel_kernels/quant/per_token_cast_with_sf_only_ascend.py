@@ -23,16 +23,14 @@ PASS_CONFIGS: dict[str, object] = {}
 def per_token_cast_with_sf_only(
     *,
     x_dtype: str,
-    num_per_channels: int,
     sf_dtype: str,
     round_sf: bool,
     col_major_sf: bool,
     num_vec_cores: int | None,
 ) -> "PrimFunc":
-    """Return the kernel (x, sf, clamp_min, max_value, num_vec_cores)."""
+    """Return the kernel (x, sf, clamp_min, max_value, num_per_channels, num_vec_cores)."""
     check(
         num_vec_cores=num_vec_cores,
-        num_per_channels=num_per_channels,
         sf_dtype=sf_dtype,
         round_sf=round_sf,
     )
@@ -48,7 +46,12 @@ def per_token_cast_with_sf_only(
 
     @T.prim_func
     def per_token_cast_with_sf_only_ascend(
-        x: x_type, sf: sf_type, clamp_min: T.float32, max_value: T.float32, num_vec_cores: T.int32
+        x: x_type,
+        sf: sf_type,
+        clamp_min: T.float32,
+        max_value: T.float32,
+        num_per_channels: T.int32,
+        num_vec_cores: T.int32,
     ) -> None:
         with T.Kernel(num_vec_cores) as core:
             x_ub = T.alloc_shared((rows, channels), x_dtype)

@@ -12,11 +12,11 @@ import tilelang.language as T
 
 from tilewheel_kernels.quant.row_cast_cuda import (
     RUN,
-    THREADS,
     Rows,
     check,
     decode,
     find_amax,
+    find_amax_of_pairs,
     load_row,
     raw_width,
     store_sf,
@@ -27,25 +27,33 @@ if TYPE_CHECKING:
 
 PASS_CONFIGS: dict[str, object] = {"tl.disable_safe_memory_legalize": True}
 
+# Twice those of the casts, which write as well: launching blocks would set the pace again.
+_THREADS = 256
 
-def per_token_cast_with_sf_only(
-    *, x_dtype: str, num_per_channels: int, sf_dtype: str, round_sf: bool, col_major_sf: bool
-) -> "PrimFunc":
-    """Return the kernel (x, sf, clamp_min, max_value)."""
-    check(num_per_channels=num_per_channels, sf_dtype=sf_dtype, round_sf=round_sf)
-    rows = Rows(num_per_channels, is_packed=sf_dtype == "int32")
+
+def per_token_cast_with_sf_only(*, x_dtype: str, sf_dtype: str, round_sf: bool) -> "PrimFunc":
+    """Return the kernel (x, sf, clamp_min, max_value, num_per_channels)."""
+    check(sf_dtype=sf_dtype, round_sf=round_sf)
+    rows = Rows(is_packed=sf_dtype == "int32", threads=_THREADS)
     x_type = rows.x_tensor("x", x_dtype)
-    sf_type = rows.sf_tensor(sf_dtype, col_major=col_major_sf)
+    sf_type = rows.sf_tensor(sf_dtype)
 
     @T.prim_func
     def per_token_cast_with_sf_only(
-        x: x_type, sf: sf_type, clamp_min: T.float32, max_value: T.float32
+        x: x_type,
+        sf: sf_type,
+        clamp_min: T.float32,
+        max_value: T.float32,
+        num_per_channels: rows.num_per_channels,
     ):
-        with T.Kernel(rows.num_blocks, threads=THREADS) as block:
+        with T.Kernel(rows.num_blocks, threads=_THREADS) as block:
             row, channel = rows.place(block, T.get_thread_binding())
             inside = (row < rows.num_tokens) & (channel < rows.hidden)
             x_local = T.alloc_local((raw_width(x_dtype),), x_dtype)
-            values_local = T.alloc_local((RUN,), "float32")
+            if x_dtype == "bfloat16":
+                pairs_local = T.view(x_local, (RUN // 2,), "bfloat16x2")
+            else:
+                values_local = T.alloc_local((RUN,), "float32")
             amax_local = T.alloc_local((1,), "float32")
             T.pdl_sync()
 
@@ -53,11 +61,14 @@ def per_token_cast_with_sf_only(
             load_row(x, x_local, row, channel, inside)
 
             # compute
-            decode(x_local, values_local, x_dtype)
-            find_amax(amax_local, values_local, clamp_min, rows.group_lanes)
+            if x_dtype == "bfloat16":
+                find_amax_of_pairs(amax_local, pairs_local, clamp_min, rows)
+            else:
+                decode(x_local, values_local, x_dtype)
+                find_amax(amax_local, values_local, clamp_min, rows)
             T.pdl_trigger()
 
             # store
-            store_sf(sf, amax_local, row, channel, inside, rows, max_value, round_sf, col_major_sf)
+            store_sf(sf, amax_local, row, channel, inside, rows, max_value, round_sf)
 
     return per_token_cast_with_sf_only

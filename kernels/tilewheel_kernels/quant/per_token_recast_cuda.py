@@ -24,6 +24,7 @@ from tilewheel_kernels.quant.row_cast_cuda import (
     scale_values,
     store_data,
     store_sf,
+    strided_sf,
 )
 
 if TYPE_CHECKING:
@@ -36,22 +37,17 @@ def per_token_recast(
     *,
     x_dtype: str,
     data_dtype: str,
-    num_per_channels: int,
     sf_dtype: str,
     round_sf: bool,
-    col_major_sf: bool,
 ) -> "PrimFunc":
-    """Return the kernel (x, x_sf, data, sf, clamp_min, block_tokens, block_channels)."""
-    check(num_per_channels=num_per_channels, sf_dtype=sf_dtype, round_sf=round_sf)
-    rows = Rows(num_per_channels, is_packed=sf_dtype == "int32")
+    """Return the kernel (x, x_sf, data, sf, scalars)."""
+    check(sf_dtype=sf_dtype, round_sf=round_sf)
+    rows = Rows(is_packed=sf_dtype == "int32")
     x_type = rows.x_tensor("x", x_dtype)
-    x_sf_type = T.StridedTensor(
-        (T.dynamic("x_sf_rows"), T.dynamic("x_sf_columns")),
-        (T.dynamic("x_sf_stride", "int64"), 1),
-        "float32",
-    )
+    x_sf_shape = (T.dynamic("x_sf_rows"), T.dynamic("x_sf_columns"))
+    x_sf_type = strided_sf("x_sf", x_sf_shape, "float32")
     data_type = rows.data_tensor(data_dtype)
-    sf_type = rows.sf_tensor(sf_dtype, col_major=col_major_sf)
+    sf_type = rows.sf_tensor(sf_dtype)
     max_value = MAX_VALUE[data_dtype]
 
     @T.prim_func
@@ -61,6 +57,7 @@ def per_token_recast(
         data: data_type,
         sf: sf_type,
         clamp_min: T.float32,
+        num_per_channels: rows.num_per_channels,
         block_tokens: T.int32,
         block_channels: T.int32,
     ):
@@ -75,20 +72,18 @@ def per_token_recast(
 
             # load
             load_row(x, x_local, row, channel, inside)
-            load_scale(
-                x_sf, scale_local, 0, row, channel, inside, block_tokens, block_channels, False
-            )
+            load_scale(x_sf, scale_local, 0, row, channel, inside, block_tokens, block_channels)
 
             # compute
             decode(x_local, values_local, x_dtype)
             for i in T.unroll(RUN):
                 values_local[i] = multiply(values_local[i], scale_local[0])
-            find_amax(amax_local, values_local, clamp_min, rows.group_lanes)
+            find_amax(amax_local, values_local, clamp_min, rows)
             scale_values(values_local, amax_local, max_value, sf_dtype, round_sf)
             T.pdl_trigger()
 
             # store
-            store_sf(sf, amax_local, row, channel, inside, rows, max_value, round_sf, col_major_sf)
+            store_sf(sf, amax_local, row, channel, inside, rows, max_value, round_sf)
             if inside:
                 store_data(data, values_local, row, channel, data_dtype)
 

@@ -11,8 +11,9 @@ gives, and the load that spreads a number over a block spreads a scale. Conversi
 byte k of each 32-bit lane, so that the four registers come back as one in the order of channels.
 
 A block (vector core) owns tiles as tiles_ascend.py deals them out.
-Parameters: hidden a multiple of 64 at run time; any stride between rows, and any address: only UB
-asks for 32-byte alignment. There is no check at run time here; the launcher has them.
+Run time: hidden a multiple of 64; any stride between rows, and any address: only UB asks for
+32-byte alignment. num_per_channels is there for CUDA's sake and must be 32. There is no check here;
+the launcher and the public functions have them.
 Numerics: exact. amax is found on bits, which order like magnitudes, so that NaN does not count and
 the float unit's treatment of it does not matter; division is TileLang's exact one, whose operands
 and results are normal numbers; every other product is rounded once.
@@ -35,15 +36,12 @@ BFLOAT16_INF_BITS = 0x7F80
 def check(
     *,
     num_vec_cores: int | None,
-    num_per_channels: int = GROUP,
     sf_dtype: str = "float32",
     round_sf: bool = True,
 ) -> None:
     """Raise a ValueError for a combination that these kernels do not have."""
     if num_vec_cores is not None:
         raise ValueError(f"num_vec_cores: is {num_vec_cores}, must be any")
-    if num_per_channels != GROUP:
-        raise ValueError(f"num_per_channels: is {num_per_channels}, must be {GROUP}")
     if sf_dtype not in ("float32", "int16"):
         raise ValueError(f"sf_dtype: is {sf_dtype}, must be float32 or int16")
     if sf_dtype == "int16" and not round_sf:

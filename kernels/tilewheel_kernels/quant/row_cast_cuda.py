@@ -11,7 +11,9 @@ A thread owns 16 adjacent channels, a group is 1 to 8 adjacent lanes, and a segm
 that every hidden size fills its blocks and one token spreads over hidden / 2048 of them. There is
 no loop and no shared memory; registers hold 16 floats a thread. Half as much work a block takes 1.6
 times as long on H200: launching blocks then sets the pace.
-Parameters: num_per_channels in {16, 32, 64, 128}; hidden a multiple of 64 at run time; any stride
+The size of a group and the order of sf come at run time: 8 to 48 more instructions of some 250 than
+with constants, for an eighth of the artifacts.
+Run time: num_per_channels in {16, 32, 64, 128}; hidden a multiple of 64; any stride
 between rows of x, but only rows at multiples of 16 bytes are read 16 bytes at a time.
 From bfloat16 to e2m1 with round_sf everything is done on pairs in bfloat16, exactly: Hopper has no
 fp4 conversion, and float32 arithmetic would take longer than the memory.
@@ -43,15 +45,12 @@ from tilewheel_kernels.quant.arithmetic_cuda import (
 RUN = 16
 THREADS = 128
 MAX_GROUP = 128
-GROUP_SIZES = (16, 32, 64, 128)
 _VECTOR_BYTES = 16
 _BYTES = {"bfloat16": 2, "float32": 4, "float8_e4m3fn": 1, "int8": 1}
 
 
-def check(*, num_per_channels: int, sf_dtype: str = "float32", round_sf: bool = False) -> None:
+def check(*, sf_dtype: str, round_sf: bool) -> None:
     """Raise a ValueError for a combination that these kernels do not have."""
-    if num_per_channels not in GROUP_SIZES:
-        raise ValueError(f"num_per_channels: is {num_per_channels}, must be one of {GROUP_SIZES}")
     if sf_dtype not in ("float32", "int32", "float8_e4m3fn"):
         raise ValueError(f"sf_dtype: is {sf_dtype}, must be float32, int32 or float8_e4m3fn")
     if sf_dtype == "int32" and not round_sf:
@@ -63,12 +62,15 @@ def check(*, num_per_channels: int, sf_dtype: str = "float32", round_sf: bool = 
 class Rows:
     """Sizes of a variant and the places of its threads."""
 
-    def __init__(self, num_per_channels: int, *, is_packed: bool, segment: int = MAX_GROUP) -> None:
-        self.num_per_channels = num_per_channels
+    def __init__(
+        self, *, is_packed: bool = False, segment: int = MAX_GROUP, threads: int = THREADS
+    ) -> None:
+        self.block = threads * RUN
+        self.num_per_channels = T.dynamic("num_per_channels")
         self.is_packed = is_packed
-        self.group_lanes = num_per_channels // RUN
-        self.segment = max(segment, 4 * num_per_channels if is_packed else 0)
-        self.segment_lanes = self.segment // RUN
+        self.segment = T.max(segment, 4 * self.num_per_channels) if is_packed else segment
+        wider = steps_above(self.num_per_channels, 32, 64) if is_packed else 0
+        self.segment_shift = log2(segment) + wider
         self.num_tokens = T.dynamic("num_tokens")
         self.hidden_64 = T.dynamic("hidden_64")
         self.hidden = self.hidden_64 * 64
@@ -86,16 +88,21 @@ class Rows:
     @property
     def num_blocks(self):
         num_segments = self.num_tokens * T.ceildiv(self.hidden, self.segment)
-        return T.ceildiv(num_segments, THREADS // self.segment_lanes)
+        return T.ceildiv(num_segments, T.truncdiv(self.block, self.segment))
 
     def place(self, block, thread):
         """Return the thread's row (int64) and first channel (int32); both may lie outside."""
-        per_row = T.cast(T.ceildiv(self.hidden, self.segment), "uint32")
-        per_block = THREADS // self.segment_lanes
-        segment = T.cast(block * per_block + thread // self.segment_lanes, "uint32")
+        # A power of two: shifts, where a division by a run-time value takes 20 instructions.
+        shift = self.segment_shift
+        per_row = T.cast((self.hidden + self.segment - 1) >> shift, "uint32")
+        per_block = self.block >> shift
+        lane_shift = shift - log2(RUN)
+        segment = T.cast(block * per_block + (thread >> lane_shift), "uint32")
         row = T.truncdiv(segment, per_row)
-        lane = thread % self.segment_lanes
-        channel = T.cast(segment - row * per_row, "int32") * self.segment + lane * RUN
+        lanes = self.segment >> log2(RUN)
+        # RUN outermost, or the compiler would not see that addresses are multiples of it.
+        run = T.cast(segment - row * per_row, "int32") * lanes + (thread & (lanes - 1))
+        channel = run * RUN
         return T.cast(row, "int64"), channel
 
     def x_tensor(self, name: str, dtype: str):
@@ -107,13 +114,35 @@ class Rows:
         """Return the annotation of a tensor to write."""
         return T.Tensor((self.num_tokens, self.width(dtype)), dtype)
 
-    def sf_tensor(self, dtype: str, *, col_major: bool):
-        """Return the annotation of sf, transposed where it is column-major."""
-        if col_major:
-            # int64, because TVM would compute word * stride in 32 bits.
-            strides = (T.dynamic("sf_stride", "int64"), 1)
-            return T.StridedTensor((self.num_words, self.num_tokens), strides, dtype)
-        return T.Tensor((self.num_tokens, self.num_words), dtype)
+    def sf_tensor(self, dtype: str):
+        """Return the annotation of sf, row-major or column-major."""
+        return strided_sf("sf", (self.num_tokens, self.num_words), dtype)
+
+    def group_of(self, channel):
+        """Return the group that a channel is in."""
+        return channel >> (log2(RUN) + steps_above(self.num_per_channels, 16, 32, 64))
+
+
+def log2(value):
+    """Return the exponent of a power of two."""
+    if isinstance(value, int):
+        return value.bit_length() - 1
+    return T.int32(31) - T.call_extern("int32", "__clz", value)
+
+
+def steps_above(value, *bounds: int):
+    """Return how many of the bounds a value exceeds.
+
+    Without calls: TileLang puts an index with a call into a variable and forgets its divisors.
+    """
+    return sum((T.cast(value > bound, "int32") for bound in bounds), T.int32(0))
+
+
+def strided_sf(name: str, shape, dtype: str):
+    """Return the annotation of scales with any strides, called ``name``."""
+    # int64, because TVM would compute word * stride in 32 bits.
+    strides = (T.dynamic(f"{name}_row_stride", "int64"), T.dynamic(f"{name}_stride", "int64"))
+    return T.StridedTensor(shape, strides, dtype)
 
 
 def raw_width(x_dtype: str) -> int:
@@ -151,14 +180,14 @@ def decode(x_local, values_local, x_dtype):  # type: ignore[no-untyped-def]
 
 
 @T.macro
-def find_amax(amax_local, values_local, clamp_min, group_lanes):  # type: ignore[no-untyped-def]
+def find_amax(amax_local, values_local, clamp_min, rows):  # type: ignore[no-untyped-def]
     """Put the group's clamped amax into amax_local[0] of each of its lanes."""
     amax_local[0] = largest_magnitude(values_local)
-    share_amax(amax_local, clamp_min, group_lanes)
+    share_amax(amax_local, clamp_min, rows)
 
 
 @T.macro
-def find_amax_of_pairs(amax_local, pairs_local, clamp_min, group_lanes):  # type: ignore[no-untyped-def]
+def find_amax_of_pairs(amax_local, pairs_local, clamp_min, rows):  # type: ignore[no-untyped-def]
     """Do the same for 16 bfloat16 values."""
     pair_local = T.alloc_local((1,), "uint32")
     pair_local[0] = T.reinterpret(largest_magnitude_of_pairs(pairs_local, RUN // 2), "uint32")
@@ -166,15 +195,18 @@ def find_amax_of_pairs(amax_local, pairs_local, clamp_min, group_lanes):  # type
         T.reinterpret(pair_local[0] << T.uint32(16), "float32"),
         T.reinterpret(pair_local[0] & T.uint32(0xFFFF0000), "float32"),
     )
-    share_amax(amax_local, clamp_min, group_lanes)
+    share_amax(amax_local, clamp_min, rows)
 
 
 @T.macro
-def share_amax(amax_local, clamp_min, group_lanes):  # type: ignore[no-untyped-def]
-    """Take the maximum over the lanes of a group and clamp it."""
+def share_amax(amax_local, clamp_min, rows):  # type: ignore[no-untyped-def]
+    """Take the maximum over the lanes of a group and clamp it.
+
+    A step beyond the group becomes 0, with which a lane reads itself.
+    """
+    last_lane = (rows.num_per_channels >> log2(RUN)) - 1
     for step in [1, 2, 4]:
-        if step < group_lanes:
-            amax_local[0] = maximum(amax_local[0], T.shfl_xor(amax_local[0], step))
+        amax_local[0] = maximum(amax_local[0], T.shfl_xor(amax_local[0], step & last_lane))
     amax_local[0] = minimum(maximum(amax_local[0], clamp_min), T.float32(FLOAT32_MAX))
 
 
@@ -252,41 +284,33 @@ def scale_values(values_local, amax_local, max_value, sf_dtype, round_sf):  # ty
 
 @T.macro
 def store_sf(  # type: ignore[no-untyped-def]
-    sf, amax_local, row, channel, inside, rows, max_value, round_sf, col_major
+    sf, amax_local, row, channel, inside, rows, max_value, round_sf
 ):
     """Write the scale of each group, or the word of each four, from its first lane."""
     if rows.is_packed:
         word_local = T.alloc_local((1,), "int32")
         word_local[0] = 0
         if inside:
-            group = T.truncdiv(channel, rows.num_per_channels)
+            group = rows.group_of(channel)
             word_local[0] = ceil_exponent(amax_local[0], max_value) << (8 * (group & 3))
         for step in [1, 2]:
-            other = T.shfl_xor(word_local[0], step * rows.group_lanes)
-            word_local[0] = word_local[0] | other
-        if inside & (channel % (4 * rows.num_per_channels) == 0):
-            place = T.cast(T.truncdiv(channel, 4 * rows.num_per_channels), "int64")
-            if col_major:
-                sf[place, row] = word_local[0]
-            else:
-                sf[row, place] = word_local[0]
+            lanes = (step * rows.num_per_channels) >> log2(RUN)
+            word_local[0] = word_local[0] | T.shfl_xor(word_local[0], lanes)
+        if inside & (channel & (4 * rows.num_per_channels - 1) == 0):
+            sf[row, T.cast(rows.group_of(channel) >> 2, "int64")] = word_local[0]
     else:
-        if inside & (channel % rows.num_per_channels == 0):
-            place = T.cast(T.truncdiv(channel, rows.num_per_channels), "int64")
+        if inside & (channel & (rows.num_per_channels - 1) == 0):
             value_local = T.alloc_local((1,), "float32")
             if round_sf:
                 value_local[0] = power_of_two(ceil_exponent(amax_local[0], max_value))
             else:
                 value_local[0] = divide(amax_local[0], as_float(max_value))
-            if col_major:
-                sf[place, row] = T.cast(value_local[0], sf.dtype)
-            else:
-                sf[row, place] = T.cast(value_local[0], sf.dtype)
+            sf[row, T.cast(rows.group_of(channel), "int64")] = T.cast(value_local[0], sf.dtype)
 
 
 @T.macro
 def load_scale(  # type: ignore[no-untyped-def]
-    sf, scale_local, slot, row, channel, inside, block_tokens, block_channels, col_major
+    sf, scale_local, slot, row, channel, inside, block_tokens, block_channels
 ):
     """Read the scale of a block into scale_local[slot]; 0 where sf has no such block.
 
@@ -298,18 +322,16 @@ def load_scale(  # type: ignore[no-untyped-def]
         (1, T.cast(channel, "uint32"), T.cast(block_channels, "uint32")),
     ]:
         if divisor & (divisor - T.uint32(1)) == 0:
-            shift = T.int32(31) - T.call_extern("int32", "__clz", divisor)
-            place_local[i] = value >> T.cast(shift, "uint32")
+            place_local[i] = value >> T.cast(log2(divisor), "uint32")
         else:
             place_local[i] = T.truncdiv(value, divisor)
     group = place_local[1]
     word = T.cast(T.truncdiv(group, T.uint32(4 if sf.dtype == "int32" else 1)), "int64")
-    first = word if col_major else T.cast(place_local[0], "int64")
-    second = T.cast(place_local[0], "int64") if col_major else word
+    first = T.cast(place_local[0], "int64")
     scale_local[slot] = T.float32(0.0)
-    if inside & (first < sf.shape[0]) & (second < sf.shape[1]):
+    if inside & (first < sf.shape[0]) & (word < sf.shape[1]):
         if sf.dtype == "int32":
             shift = T.cast(group & T.uint32(3), "int32") * 8
-            scale_local[slot] = power_of_two((sf[first, second] >> shift) & 255)
+            scale_local[slot] = power_of_two((sf[first, word] >> shift) & 255)
         else:
-            scale_local[slot] = T.cast(sf[first, second], "float32")
+            scale_local[slot] = T.cast(sf[first, word], "float32")

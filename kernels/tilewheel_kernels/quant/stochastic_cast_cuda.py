@@ -25,7 +25,6 @@ from tilewheel_kernels.quant.row_cast_cuda import (
     RUN,
     THREADS,
     Rows,
-    check,
     decode,
     find_amax,
     load_row,
@@ -46,15 +45,12 @@ _SMALLEST_NORMAL = {"float8_e4m3fn": 2.0**-6, "int8": 1.0}
 _DROPPED_BITS = {"float8_e4m3fn": 20, "int8": 22}
 
 
-def stochastic_cast(
-    *, x_dtype: str, data_dtype: str, num_per_channels: int, round_sf: bool
-) -> "PrimFunc":
-    """Return the kernel (x, data, sf, clamp_min, seed, offset)."""
-    check(num_per_channels=num_per_channels)
-    rows = Rows(num_per_channels, is_packed=False)
+def stochastic_cast(*, x_dtype: str, data_dtype: str, round_sf: bool) -> "PrimFunc":
+    """Return the kernel (x, data, sf, clamp_min, num_per_channels, seed, offset)."""
+    rows = Rows()
     x_type = rows.x_tensor("x", x_dtype)
     data_type = rows.data_tensor(data_dtype)
-    sf_type = rows.sf_tensor("float32", col_major=False)
+    sf_type = rows.sf_tensor("float32")
     max_value = MAX_VALUE[data_dtype]
     smallest_normal, dropped_bits = _SMALLEST_NORMAL[data_dtype], _DROPPED_BITS[data_dtype]
 
@@ -64,6 +60,7 @@ def stochastic_cast(
         data: data_type,
         sf: sf_type,
         clamp_min: T.float32,
+        num_per_channels: rows.num_per_channels,
         seed: T.int64,
         offset: T.int64,
     ):
@@ -83,7 +80,7 @@ def stochastic_cast(
 
             # compute
             decode(x_local, values_local, x_dtype)
-            find_amax(amax_local, values_local, clamp_min, rows.group_lanes)
+            find_amax(amax_local, values_local, clamp_min, rows)
             scale_values(values_local, amax_local, max_value, "float32", round_sf)
             place = (row * rows.hidden + channel) // RUN
             for call in T.unroll(RUN // 4):
@@ -112,7 +109,7 @@ def stochastic_cast(
             T.pdl_trigger()
 
             # store
-            store_sf(sf, amax_local, row, channel, inside, rows, max_value, round_sf, False)
+            store_sf(sf, amax_local, row, channel, inside, rows, max_value, round_sf)
             if inside:
                 store_data(data, values_local, row, channel, data_dtype)
 

@@ -19,8 +19,8 @@ _VECTOR_BYTES = 16
 
 def cast_back(
     x: tuple[Tensor, Tensor],
-    fmt: str = "bf16",
-    x_block_size: tuple[int, int] = (1, 128),
+    fmt: str,
+    x_block_size: tuple[int, int],
     *,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -66,8 +66,8 @@ def cast_back(
 
 def per_token_cast_back(
     x: tuple[Tensor, Tensor],
-    fmt: str = "bf16",
-    num_per_channels: int = 128,
+    fmt: str,
+    num_per_channels: int,
     *,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -94,15 +94,15 @@ def _cast_back(
 ) -> Tensor:
     dtype = _DTYPES[fmt]
     col_major = forms.is_col_major(sf)
-    if not col_major and sf.stride(1) != 1:
+    if not col_major and sf.stride(1) != 1 and forms.is_ascend(sf.device):
         sf = sf.contiguous()
     launch = bind(
         "cast_back",
         data.device,
         data_dtype=NAMES[data.dtype],
         sf_dtype=NAMES[sf.dtype],
-        col_major_sf=col_major,
         out_dtype=NAMES[dtype],
+        **forms.layout(data.device, col_major=col_major),
     )
     if launch is None:
         values = reference.cast_back((data, sf), fmt, (block_tokens, block_channels))
@@ -113,7 +113,7 @@ def _cast_back(
     if data.shape[0]:
         if data.data_ptr() % _VECTOR_BYTES:
             data = data.contiguous().clone()
-        launch(data, sf.t() if col_major else sf, out, block_tokens, block_channels)
+        launch(data, forms.as_argument(sf, col_major=col_major), out, block_tokens, block_channels)
     return out
 
 

@@ -16,6 +16,7 @@ from tilewheel.reference.quant import CLAMP_MIN, CLAMP_MIN_E4M3_SF, MAX_VALUE
 
 FORMATS = ("e4m3", "e2m1")
 GROUP_SIZES = (16, 32, 64, 128)
+_ASCEND_GROUP_SIZE = 32
 NAMES = {
     torch.bfloat16: "bfloat16",
     torch.float32: "float32",
@@ -65,6 +66,30 @@ class Form:
 def is_ascend(device: Any) -> bool:
     """Return whether tensors on ``device`` go to Ascend kernels, real or simulated."""
     return device.type == "npu" or (device.type == "cpu" and active() is not None)
+
+
+def group_size(where: str, form: Form, device: Any) -> int:
+    """Return num_per_channels, as kernels on ``device`` take it.
+
+    Raises:
+        ValueError: kernels there do not have it.
+    """
+    if form.num_per_channels != _ASCEND_GROUP_SIZE and is_ascend(device):
+        raise ValueError(
+            f"{where}: num_per_channels: is {form.num_per_channels}, must be {_ASCEND_GROUP_SIZE} "
+            "on Ascend"
+        )
+    return form.num_per_channels
+
+
+def layout(device: Any, *, col_major: bool) -> dict[str, bool]:
+    """Return the parameter for the layout of scales: CUDA kernels take strides instead."""
+    return {"col_major_sf": col_major} if is_ascend(device) else {}
+
+
+def as_argument(sf: Tensor, *, col_major: bool) -> Tensor:
+    """Return scales as kernels take them: on Ascend transposed where column-major."""
+    return sf.t() if col_major and is_ascend(sf.device) else sf
 
 
 def groups_per_word(sf_dtype: torch.dtype) -> int:

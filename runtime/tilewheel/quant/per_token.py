@@ -10,6 +10,7 @@ from torch.compiler import is_compiling
 from tilewheel import checks, torch_ops
 from tilewheel.backend import active
 from tilewheel.dispatch import bind, bound
+from tilewheel.key import Value
 from tilewheel.quant import forms
 from tilewheel.quant.back import cast_back, check_pair
 from tilewheel.quant.forms import NAMES, Form
@@ -22,8 +23,8 @@ _VECTOR_BYTES = 16
 
 def per_token_cast(
     x: Tensor | Pair,
-    fmt: str = "e4m3",
-    num_per_channels: int = 128,
+    fmt: str,
+    num_per_channels: int,
     *,
     x_block_size: tuple[int, int] | None = None,
     clamp_min: float | None = None,
@@ -112,7 +113,7 @@ def _fast_cast(x: Tensor, form: Form, least: float, out: Pair | None) -> Pair | 
         return None
     device = x.device
     num_tokens, hidden = x.shape
-    launch = bound.get(("per_token_cast", device, *_parameters(form, x), active()))
+    launch = bound.get(("per_token_cast", device, *_parameters(form, x).values(), active()))
     if (
         launch is None
         or hidden % 64
@@ -130,7 +131,7 @@ def _fast_cast(x: Tensor, form: Form, least: float, out: Pair | None) -> Pair | 
     else:
         data, sf = out
     try:
-        launch(x, data, sf.t() if form.is_col_major else sf, least)
+        launch(x, data, _sf_argument(form, sf), least, form.num_per_channels)
     except (TypeError, ValueError):
         return None
     return data, sf
@@ -148,30 +149,19 @@ def _is_special(x: Tensor, out: Pair) -> bool:
     return any(t.data_ptr() < end and begin < t.data_ptr() + t.nbytes for t in (data, sf))
 
 
-def _parameters(form: Form, x: Tensor) -> tuple[object, ...]:
-    """Return the values of per_token_cast's parameters, in the order of ``_bind``."""
-    return (
-        NAMES.get(x.dtype),
-        NAMES[form.data_dtype],
-        form.num_per_channels,
-        NAMES[form.sf_dtype(x.device)],
-        form.round_sf,
-        form.is_col_major,
-    )
+def _parameters(form: Form, x: Tensor) -> dict[str, Value]:
+    """Return the parameters of the cast that serves this form and ``x``."""
+    return {
+        "x_dtype": NAMES.get(x.dtype, str(x.dtype)),
+        "data_dtype": NAMES[form.data_dtype],
+        "sf_dtype": NAMES[form.sf_dtype(x.device)],
+        "round_sf": form.round_sf,
+        **forms.layout(x.device, col_major=form.is_col_major),
+    }
 
 
-def _bind(operator: str, form: Form, x: Tensor) -> Any:
-    x_dtype, data_dtype, num_per_channels, sf_dtype, round_sf, col_major_sf = _parameters(form, x)
-    return bind(
-        operator,
-        x.device,
-        x_dtype=x_dtype,  # type: ignore[arg-type]
-        data_dtype=data_dtype,  # type: ignore[arg-type]
-        num_per_channels=num_per_channels,  # type: ignore[arg-type]
-        sf_dtype=sf_dtype,  # type: ignore[arg-type]
-        round_sf=round_sf,  # type: ignore[arg-type]
-        col_major_sf=col_major_sf,  # type: ignore[arg-type]
-    )
+def _sf_argument(form: Form, sf: Tensor) -> Tensor:
+    return forms.as_argument(sf, col_major=form.is_col_major)
 
 
 def _cast(where: str, x: Tensor, form: Form, least: float, out: Pair | None) -> Pair:
@@ -182,13 +172,14 @@ def _cast(where: str, x: Tensor, form: Form, least: float, out: Pair | None) -> 
     if is_compiling() or torch_ops.is_traced(x):
         pair = _cast_op(x, *flags(form), least)
         return pair if out is None else (out[0].copy_(pair[0]), out[1].copy_(pair[1]))
-    launch = _bind("per_token_cast", form, x)
+    size = forms.group_size(where, form, x.device)
+    launch = bind("per_token_cast", x.device, **_parameters(form, x))
     if launch is None:
         pair = reference_cast(x, form, least)
         return pair if out is None else (out[0].copy_(pair[0]), out[1].copy_(pair[1]))
     data, sf = _empty_pair(form, x, hidden) if out is None else out
     if x.shape[0]:
-        launch(aligned(x), data, sf.t() if form.is_col_major else sf, least)
+        launch(aligned(x), data, _sf_argument(form, sf), least, size)
     return data, sf
 
 
@@ -206,13 +197,11 @@ def _recast(
     block = forms.block_size(f"{where}: x_block_size", x_block_size)
     hidden = check_pair(f"{where}: x", x, block)
     data, x_sf = x
-    # The kernel has float32 scales on both sides and packed ones in column-major order.
+    # The kernel takes float32 scales and gives float32 or packed ones.
     fused = (
         data.device.type == "cuda"
         and x_sf.dtype == float32
-        and x_sf.stride(1) == 1
         and not form.is_e4m3_sf
-        and form.is_col_major == form.is_packed
         and not (is_compiling() or torch_ops.is_traced(data))
     )
     if not fused:
@@ -220,10 +209,11 @@ def _recast(
         return _cast(where, values, form, least, out)
     if out is not None:
         _check_out(where, out, form, data, hidden)
-    launch = _bind("per_token_recast", form, data)
+    launch = bind("per_token_recast", data.device, **_parameters(form, data))
+    assert launch is not None  # only the CPU has none
     new_data, sf = _empty_pair(form, data, hidden) if out is None else out
     if data.shape[0]:
-        launch(aligned(data), x_sf, new_data, sf.t() if form.is_col_major else sf, least, *block)
+        launch(aligned(data), x_sf, new_data, sf, least, form.num_per_channels, *block)
     return new_data, sf
 
 

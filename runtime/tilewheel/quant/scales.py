@@ -17,8 +17,8 @@ _FLAGS = "bool round_sf, bool use_packed_ue8m0, bool use_e4m3_sf, bool use_tma_a
 
 def per_token_cast_with_sf_only(
     x: Tensor | Pair,
-    fmt: str = "e4m3",
-    num_per_channels: int = 128,
+    fmt: str,
+    num_per_channels: int,
     *,
     x_block_size: tuple[int, int] | None = None,
     clamp_min: float | None = None,
@@ -59,21 +59,22 @@ def _sf_only(
     col: bool,
     least: float,
 ) -> Tensor:
-    form = forms.form("per_token_cast_with_sf_only", fmt, size, round_sf, packed, e4m3, col)
+    where = "per_token_cast_with_sf_only"
+    form = forms.form(where, fmt, size, round_sf, packed, e4m3, col)
+    size = forms.group_size(where, form, x.device)
     launch = bind(
         "per_token_cast_with_sf_only",
         x.device,
         x_dtype=NAMES[x.dtype],
-        num_per_channels=size,
         sf_dtype=NAMES[form.sf_dtype(x.device)],
         round_sf=round_sf,
-        col_major_sf=col,
+        **forms.layout(x.device, col_major=col),
     )
     if launch is None:
         return reference_cast(x, form, least)[1]
     sf = forms.empty_sf(form, x.shape[0], x.shape[1], x.device)
     if x.shape[0]:
-        launch(aligned(x), sf.t() if col else sf, least, form.max_value)
+        launch(aligned(x), forms.as_argument(sf, col_major=col), least, form.max_value, size)
     return sf
 
 
@@ -109,20 +110,21 @@ def per_token_cast_with_precomputed_sf(
 
 
 def _precomputed(x: Tensor, fmt: str, size: int, sf: Tensor) -> Tensor:
-    form = forms.form("per_token_cast_with_precomputed_sf", fmt, size, False, False, False, False)
+    where = "per_token_cast_with_precomputed_sf"
+    form = forms.form(where, fmt, size, False, False, False, False)
+    size = forms.group_size(where, form, x.device)
     launch = bind(
         "per_token_cast_with_precomputed_sf",
         x.device,
         x_dtype=NAMES[x.dtype],
         data_dtype=NAMES[form.data_dtype],
-        num_per_channels=size,
     )
     if launch is None:
         return reference.per_token_cast_with_precomputed_sf(x.detach(), fmt, size, sf)
     shape = (x.shape[0], form.data_width(x.shape[1]))
     data = empty(shape, dtype=form.data_dtype, device=x.device)
     if x.shape[0]:
-        launch(aligned(x), sf, data)
+        launch(aligned(x), sf, data, size)
     return data
 
 

@@ -15,8 +15,8 @@ from tilewheel.reference import quant as reference
 
 def stochastic_cast(
     x: Tensor | Pair,
-    fmt: str = "e4m3",
-    num_per_channels: int = 128,
+    fmt: str,
+    num_per_channels: int,
     *,
     seed: int,
     offset: int = 0,
@@ -66,7 +66,6 @@ def _stochastic_cast(
         x.device,
         x_dtype=NAMES[x.dtype],
         data_dtype=NAMES[form.data_dtype],
-        num_per_channels=size,
         round_sf=round_sf,
     )
     if launch is None:
@@ -76,7 +75,7 @@ def _stochastic_cast(
     data = empty((x.shape[0], form.data_width(x.shape[1])), dtype=form.data_dtype, device=x.device)
     sf = forms.empty_sf(form, x.shape[0], x.shape[1], x.device)
     if x.shape[0]:
-        launch(aligned(x), data, sf, least, seed, offset)
+        launch(aligned(x), data, sf, least, size, seed, offset)
     return data, sf
 
 

@@ -33,8 +33,8 @@ _WORDS = {torch.int32: 4, torch.int16: 2}
 
 def per_token_cast(
     x: Tensor | tuple[Tensor, Tensor],
-    fmt: str = "e4m3",
-    num_per_channels: int = 128,
+    fmt: str,
+    num_per_channels: int,
     *,
     x_block_size: tuple[int, int] | None = None,
     clamp_min: float | None = None,
@@ -80,8 +80,8 @@ def per_token_cast(
 
 def per_token_cast_with_sf_only(
     x: Tensor | tuple[Tensor, Tensor],
-    fmt: str = "e4m3",
-    num_per_channels: int = 128,
+    fmt: str,
+    num_per_channels: int,
     *,
     x_block_size: tuple[int, int] | None = None,
     clamp_min: float | None = None,
@@ -110,8 +110,8 @@ def per_token_cast_with_precomputed_sf(
 
 def stochastic_cast(
     x: Tensor | tuple[Tensor, Tensor],
-    fmt: str = "e4m3",
-    num_per_channels: int = 128,
+    fmt: str,
+    num_per_channels: int,
     *,
     seed: int,
     offset: int = 0,
@@ -166,8 +166,8 @@ def _philox(num_places: int, seed: int, offset: int, device: torch.device) -> Te
 
 def cast_back(
     x: tuple[Tensor, Tensor],
-    fmt: str = "bf16",
-    x_block_size: tuple[int, int] = (1, 128),
+    fmt: str,
+    x_block_size: tuple[int, int],
 ) -> Tensor:
     """Return data * sf in float32, rounded once to nearest even.
 

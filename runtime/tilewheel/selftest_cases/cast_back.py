@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import torch
@@ -10,7 +11,14 @@ from torch import Tensor
 from tilewheel.key import Value
 from tilewheel.reference import quant
 from tilewheel.selftest_cases import Case
-from tilewheel.selftest_cases.quantised import SIZES, empty_sf, place, torch_dtype
+from tilewheel.selftest_cases.quantised import (
+    SIZES,
+    as_argument,
+    empty_sf,
+    place,
+    sf_layouts,
+    torch_dtype,
+)
 
 _FMT = {"bfloat16": "bf16", "float32": "f32"}
 _BLOCKS = ((1, 32), (1, 128), (3, 48))
@@ -18,11 +26,10 @@ _BLOCKS = ((1, 32), (1, 128), (3, 48))
 
 def cases(parameters: dict[str, Value], device: str) -> Iterator[Case]:
     """Yield the calls for one variant."""
-    col_major = bool(parameters["col_major_sf"])
     data_dtype = torch_dtype(parameters["data_dtype"])
     sf_dtype = torch_dtype(parameters["sf_dtype"])
-    for num_tokens, hidden in SIZES:
-        for block in _BLOCKS:
+    for (num_tokens, hidden), block in itertools.product(SIZES, _BLOCKS):
+        for col_major in sf_layouts(parameters):
             generator = torch.Generator().manual_seed(hidden)
             width = hidden // 2 if data_dtype == torch.int8 else hidden
             shape = (num_tokens, width + 16)
@@ -31,13 +38,12 @@ def cases(parameters: dict[str, Value], device: str) -> Iterator[Case]:
             sf = _scales(num_tokens, hidden, block, sf_dtype, generator)
             fmt = _FMT[str(parameters["out_dtype"])]
             out = quant.cast_back((data, sf), fmt, block)
-            sf_argument = empty_sf(sf, col_major=col_major, device=device)
-            sf_argument.copy_(sf.t() if col_major else sf)
+            on_device = empty_sf(sf, col_major=col_major, device=device).copy_(sf)
             yield Case(
-                name=f"num_tokens={num_tokens} hidden={hidden} block={block}",
+                name=f"{num_tokens}x{hidden} {block=} {col_major=}",
                 arguments=(
                     place(data, device),
-                    sf_argument,
+                    as_argument(on_device, parameters),
                     torch.empty_like(out, device=device),
                     *block,
                 ),

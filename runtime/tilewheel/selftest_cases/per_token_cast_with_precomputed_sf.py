@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import torch
@@ -9,21 +10,27 @@ import torch
 from tilewheel.key import Value
 from tilewheel.reference import quant
 from tilewheel.selftest_cases import Case
-from tilewheel.selftest_cases.quantised import FMT, SIZES, place, torch_dtype, values
+from tilewheel.selftest_cases.quantised import (
+    FMT,
+    SIZES,
+    group_sizes,
+    place,
+    torch_dtype,
+    values,
+)
 
 
 def cases(parameters: dict[str, Value], device: str) -> Iterator[Case]:
     """Yield the calls for one variant."""
     fmt = FMT[str(parameters["data_dtype"])]
-    num_per_channels = int(parameters["num_per_channels"])
-    for num_tokens, hidden in SIZES:
+    for (num_tokens, hidden), size in itertools.product(SIZES, group_sizes(parameters)):
         x = values(num_tokens, hidden, torch_dtype(parameters["x_dtype"]))
         generator = torch.Generator().manual_seed(hidden)
-        shape = (num_tokens, -(-hidden // num_per_channels))
-        sf = torch.rand(shape, generator=generator) * 0.03 + 1e-6
-        data = quant.per_token_cast_with_precomputed_sf(x, fmt, num_per_channels, sf)
+        sf = torch.rand((num_tokens, -(-hidden // size)), generator=generator) * 0.03 + 1e-6
+        data = quant.per_token_cast_with_precomputed_sf(x, fmt, size, sf)
+        written = torch.empty_like(data, device=device)
         yield Case(
-            name=f"num_tokens={num_tokens} hidden={hidden}",
-            arguments=(place(x, device), sf.to(device), torch.empty_like(data, device=device)),
+            name=f"{num_tokens}x{hidden} groups of {size}",
+            arguments=(place(x, device), sf.to(device), written, size),
             expected={2: data},
         )

@@ -32,6 +32,11 @@ def values(num_tokens: int, hidden: int, dtype: torch.dtype) -> Tensor:
     return wide.to(dtype)[:, :hidden]
 
 
+def group_sizes(parameters: dict[str, Value]) -> tuple[int, ...]:
+    """Return the numbers of channels that may share a scale in a variant."""
+    return (32,) if "num_vec_cores" in parameters else (16, 32, 64, 128)
+
+
 def torch_dtype(name: Value) -> torch.dtype:
     """Return the dtype of a parameter's value."""
     dtype = getattr(torch, str(name))
@@ -45,10 +50,20 @@ def place(x: Tensor, device: str) -> Tensor:
     return storage.to(device, copy=True).as_strided(x.shape, x.stride(), x.storage_offset())
 
 
+def sf_layouts(parameters: dict[str, Value]) -> tuple[bool, ...]:
+    """Return whether scales are column-major: on CUDA that is known at run time, so both."""
+    return (bool(parameters["col_major_sf"]),) if "num_vec_cores" in parameters else (False, True)
+
+
 def empty_sf(expected: Tensor, *, col_major: bool, device: str) -> Tensor:
-    """Return memory for scales as an artifact takes them: transposed where column-major."""
+    """Return memory for scales [num_tokens, num_words] in one of the two orders."""
     num_tokens, num_words = expected.shape
     if not col_major:
         return torch.empty(expected.shape, dtype=expected.dtype, device=device)
     shape = (num_words, -(-max(1, num_tokens) // 16) * 16)
-    return torch.empty(shape, dtype=expected.dtype, device=device)[:, :num_tokens]
+    return torch.empty(shape, dtype=expected.dtype, device=device)[:, :num_tokens].t()
+
+
+def as_argument(sf: Tensor, parameters: dict[str, Value]) -> Tensor:
+    """Return scales as an artifact takes them: on Ascend transposed where column-major."""
+    return sf.t() if parameters.get("col_major_sf") else sf

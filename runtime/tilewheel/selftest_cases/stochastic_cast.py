@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import torch
@@ -9,30 +10,33 @@ import torch
 from tilewheel.key import Value
 from tilewheel.reference import quant
 from tilewheel.selftest_cases import Case
-from tilewheel.selftest_cases.quantised import FMT, SIZES, place, torch_dtype, values
+from tilewheel.selftest_cases.quantised import (
+    FMT,
+    SIZES,
+    group_sizes,
+    place,
+    torch_dtype,
+    values,
+)
 
 
 def cases(parameters: dict[str, Value], device: str) -> Iterator[Case]:
     """Yield the calls for one variant."""
     fmt = FMT[str(parameters["data_dtype"])]
-    for num_tokens, hidden in SIZES:
+    for (num_tokens, hidden), size in itertools.product(SIZES, group_sizes(parameters)):
         for seed, offset in ((0, 0), (-(2**40) - 3, 2**33 + 1)):
             x = values(num_tokens, hidden, torch_dtype(parameters["x_dtype"]))
             data, sf = quant.stochastic_cast(
-                x,
-                fmt,
-                int(parameters["num_per_channels"]),
-                seed=seed,
-                offset=offset,
-                round_sf=bool(parameters["round_sf"]),
+                x, fmt, size, seed=seed, offset=offset, round_sf=bool(parameters["round_sf"])
             )
             yield Case(
-                name=f"num_tokens={num_tokens} hidden={hidden} seed={seed}",
+                name=f"{num_tokens}x{hidden} groups of {size} {seed=}",
                 arguments=(
                     place(x, device),
                     torch.empty_like(data, device=device),
                     torch.empty_like(sf, device=device),
                     quant.CLAMP_MIN[fmt],
+                    size,
                     seed,
                     offset,
                 ),
