@@ -7,7 +7,7 @@ import hashlib
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +17,17 @@ from tilewheel.key import Key
 from tilewheel.manifest import RUNTIME_ABI, SCHEMA_VERSION, Artifact, Library, Manifest
 from tilewheel.version import VERSION
 from tilewheel_build.backends import BACKENDS
+from tilewheel_build.cache import Cache, store
 from tilewheel_build.errors import (
     ArtifactError,
     CompilationError,
     LoweringError,
     OptionError,
     ToolchainError,
+    WorkerError,
 )
 from tilewheel_build.fingerprint import driver_hash, fingerprint, fingerprint_inputs
+from tilewheel_build.memory import Admission
 from tilewheel_build.pool import run_units
 from tilewheel_build.process import TIMEOUT_S
 from tilewheel_build.publish import publish
@@ -84,14 +87,46 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 Observer = Callable[[Key, str], None]
 """Called in the driver's process with a key and ``cached``, ``built`` or ``failed``."""
 
+Runner = Callable[[Sequence[Unit]], Iterator[tuple[Unit, UnitFacts | BaseException]]]
+"""Brings units into the local cache and gives each with its facts or its error, as they finish."""
+
+
+def local_runner(jobs: int, memory_bytes: int | None = None) -> Runner:
+    """Return the runner that uses up to ``jobs`` processes of this machine.
+
+    It starts no more than fit into ``memory_bytes``, or into what the machine has where that is
+    None: each operator's units are taken to need what the largest of them so far did.
+    """
+    admission = Admission(memory_bytes)
+
+    def kind(unit: Unit) -> str:
+        return f"{unit.variant.key.operator} {unit.variant.key.target.backend}"
+
+    def fits(running: Sequence[Unit], unit: Unit) -> bool:
+        return admission.fits([kind(other) for other in running], kind(unit))
+
+    def run(units: Sequence[Unit]) -> Iterator[tuple[Unit, UnitFacts | BaseException]]:
+        for unit, outcome in run_units(build_unit, units, jobs, fits):
+            if isinstance(outcome, UnitFacts):
+                admission.learn(kind(unit), outcome.peak_bytes)
+            yield unit, outcome
+
+    return run
+
+
+def local_cache(layout: Layout) -> Cache:
+    """Return the cache that a build uses where nothing else is said."""
+    return Cache(directory=layout.out / "cache")
+
 
 def build(
     variants: Sequence[Variant],
     *,
     layout: Layout,
     backend: str,
-    jobs: int,
     machine: str,
+    cache: Cache,
+    run: Runner,
     timeout_s: float = TIMEOUT_S,
     observe: Observer = lambda key, event: None,
 ) -> BuildResult:
@@ -102,33 +137,41 @@ def build(
 
     Raises:
         ToolchainError: a tool is missing; nothing was started.
+        ClusterError: what ``run`` runs on went away; nothing was published.
     """
     units = plan_units(
-        variants, layout=layout, backend=backend, machine=machine, timeout_s=timeout_s
+        variants, layout=layout, backend=backend, machine=machine, cache=cache, timeout_s=timeout_s
     )
-    result = build_units(units, jobs, observe)
+    result = build_units(units, cache, run, observe)
     if result.built:
-        manifest, files = collect(result.built, layout=layout, backend=backend, machine=machine)
+        manifest, files = collect(
+            result.built, layout=layout, backend=backend, machine=machine, cache=cache
+        )
         publish(layout.artifacts / backend, manifest, files)
     return result
 
 
 def build_units(
-    units: Iterable[Unit], jobs: int, observe: Observer = lambda key, event: None
+    units: Sequence[Unit],
+    cache: Cache,
+    run: Runner,
+    observe: Observer = lambda key, event: None,
 ) -> BuildResult:
-    """Bring units into the cache: those that it lacks are built, ``jobs`` at a time."""
+    """Bring units into the cache: ``run`` builds those that neither of its levels has."""
     built: list[Built] = []
     missing: list[Unit] = []
+    found = cache.find([unit.fingerprint for unit in units])
     for unit in units:
-        facts = read_unit(unit.cache)
+        facts = read_unit(unit.cache) if unit.fingerprint in found else None
         if facts is None:
             missing.append(unit)
         else:
             built.append(Built(unit=unit, facts=facts, cached=True))
             observe(unit.variant.key, "cached")
     failures: list[Failure] = []
-    for unit, outcome in run_units(build_unit, missing, jobs):
+    for unit, outcome in run(missing) if missing else ():
         if isinstance(outcome, UnitFacts):
+            cache.share(unit.fingerprint)
             built.append(Built(unit=unit, facts=outcome, cached=False))
         else:
             failures.append(failure(unit.variant.key, unit.work, outcome))
@@ -144,6 +187,7 @@ def plan_units(
     layout: Layout,
     backend: str,
     machine: str,
+    cache: Cache,
     timeout_s: float = TIMEOUT_S,
 ) -> tuple[Unit, ...]:
     """Return the units of work for the variants; raises ToolchainError when a tool is missing."""
@@ -156,7 +200,7 @@ def plan_units(
                 variant=variant,
                 fingerprint=identity,
                 kernels_root=layout.kernels,
-                cache=layout.out / "cache" / identity,
+                cache=cache.path(identity),
                 work=layout.out / "work" / str(variant.key),
                 machine=machine,
                 timeout_s=timeout_s,
@@ -182,7 +226,7 @@ def unit_inputs(
 
 def failure(key: Key, work: Path, error: BaseException) -> Failure:
     """Return the report of a unit that raised ``error``, or whose worker died."""
-    known = (LoweringError, CompilationError, ToolchainError, ArtifactError)
+    known = (LoweringError, CompilationError, ToolchainError, ArtifactError, WorkerError)
     message = str(error) if isinstance(error, known) else f"{type(error).__name__}: {error}"
     exit_code = getattr(error, "exit_code", 1)
     if isinstance(error, BrokenProcessPool):
@@ -194,7 +238,7 @@ def failure(key: Key, work: Path, error: BaseException) -> Failure:
 
 
 def collect(
-    built: Sequence[Built], *, layout: Layout, backend: str, machine: str
+    built: Sequence[Built], *, layout: Layout, backend: str, machine: str, cache: Cache
 ) -> tuple[Manifest, dict[str, Path]]:
     """Return the manifest of what was built, and where the files to publish with it are."""
     files: dict[str, Path] = {}
@@ -214,12 +258,12 @@ def collect(
         source = source_name(item.unit.variant)
         suffix = Path(source).suffix
         files[artifact.path.removesuffix(".so") + suffix] = item.unit.cache / source
-    libraries, library_files = build_libraries(layout, backend, machine)
+    libraries, library_files = build_libraries(layout, backend, machine, cache)
     return new_manifest(layout, backend, artifacts, libraries), files | library_files
 
 
 def build_libraries(
-    layout: Layout, backend: str, machine: str
+    layout: Layout, backend: str, machine: str, cache: Cache
 ) -> tuple[tuple[Library, ...], dict[str, Path]]:
     """Return the libraries that a backend's artifacts open by name, and where their files are."""
     described = BACKENDS[backend]
@@ -227,17 +271,17 @@ def build_libraries(
         return (), {}
     inputs = [driver_hash(described.sources), machine, *map(str, described.toolchain())]
     identity = hashlib.sha256("\n".join([*inputs, *described.flags]).encode()).hexdigest()
-    path = layout.out / "cache" / identity / described.library
-    if not path.is_file():
+    path = cache.path(identity) / described.library
+    if not cache.find([identity]):
         # As for a unit: what a killed build leaves is in the work directory, where the next one
-        # removes it, and the cache gets the finished directory as a whole.
+        # removes it, and the cache gets the finished file as a whole.
         work = layout.out / "work" / described.library
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)
-        described.compile_library(work / described.library, machine, layout.out / "cache" / "zig")
-        path.parent.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(path.parent, ignore_errors=True)
-        os.rename(work, path.parent)
+        described.compile_library(work / described.library, machine, cache.directory / "zig")
+        store(path.parent, {described.library: (work / described.library).read_bytes()})
+        shutil.rmtree(work, ignore_errors=True)
+        cache.share(identity)
     content = path.read_bytes()
     library = Library(
         path=described.library,

@@ -26,6 +26,7 @@ from tilewheel_build.driver import (
     build_libraries,
     describe,
     failure,
+    local_cache,
     new_manifest,
     unit_inputs,
 )
@@ -200,7 +201,9 @@ def finish(
         source = unit.folder / ("kernel" + backend.source_suffix)
         files[artifact.path.removesuffix(".so") + backend.source_suffix] = source
     if done:
-        libraries, library_files = build_libraries(layout, backend.name, machine)
+        libraries, library_files = build_libraries(
+            layout, backend.name, machine, local_cache(layout)
+        )
         finished = replace(manifest, artifacts=tuple(done.values()), libraries=libraries)
         publish(layout.artifacts / backend.name, finished, files | library_files)
     for key in done:
