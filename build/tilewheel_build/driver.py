@@ -194,7 +194,7 @@ def plan_units(
     toolchain = dict(BACKENDS[backend].toolchain())
     units = []
     for variant in variants:
-        identity = fingerprint(unit_inputs(variant, layout, machine, toolchain))
+        identity = fingerprint(unit_inputs(variant, layout.kernels, machine, toolchain))
         units.append(
             Unit(
                 variant=variant,
@@ -210,13 +210,13 @@ def plan_units(
 
 
 def unit_inputs(
-    variant: Variant, layout: Layout, machine: str, toolchain: Mapping[str, str]
+    variant: Variant, kernels_root: Path, machine: str, toolchain: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return what the artifact of a variant is made from in this checkout."""
+    """Return what the artifact of a variant is made from, with the kernels below a directory."""
     backend = BACKENDS[variant.key.target.backend]
     return fingerprint_inputs(
         variant,
-        kernels_root=layout.kernels,
+        kernels_root=kernels_root,
         machine=machine,
         toolchain=toolchain,
         flags=backend.flags,

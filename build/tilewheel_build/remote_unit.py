@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from tilewheel_build.backends import BACKENDS
+from tilewheel_build.driver import unit_inputs
 from tilewheel_build.entry import pack, read_directory
 from tilewheel_build.errors import ToolchainError
-from tilewheel_build.fingerprint import fingerprint, fingerprint_inputs, kernel_hashes
+from tilewheel_build.fingerprint import fingerprint, kernel_hashes
 from tilewheel_build.unit import Unit, build_unit
 from tilewheel_build.variant import Variant
 
@@ -103,15 +104,8 @@ def build_remote_unit(unit: RemoteUnit, scratch: Path) -> RemoteOutcome:
 
 
 def _inputs(variant: Variant, kernels_root: Path, machine: str) -> dict[str, Any]:
-    backend = BACKENDS[variant.key.target.backend]
-    return fingerprint_inputs(
-        variant,
-        kernels_root=kernels_root,
-        machine=machine,
-        toolchain=dict(backend.toolchain()),
-        flags=backend.flags,
-        sources=backend.sources,
-    )
+    toolchain = dict(BACKENDS[variant.key.target.backend].toolchain())
+    return unit_inputs(variant, kernels_root, machine, toolchain)
 
 
 def _check(unit: RemoteUnit, kernels_root: Path) -> None:

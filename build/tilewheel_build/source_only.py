@@ -123,7 +123,7 @@ def pack(
         if not isinstance(outcome, UnitFacts):
             failures.append(failure(key, unit.folder, outcome))
             continue
-        inputs = unit_inputs(unit.variant, layout, machine, dict(packages))
+        inputs = unit_inputs(unit.variant, layout.kernels, machine, dict(packages))
         _write_json(unit.folder / INPUTS, inputs)
         _write_json(unit.folder / HASHES, _hashes(unit.folder))
         files |= {f"{key}/{path.name}": path for path in unit.folder.iterdir()}
