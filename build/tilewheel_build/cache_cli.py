@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import errno
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,10 +19,8 @@ from tilewheel_build.cache import (
     trim,
 )
 from tilewheel_build.errors import OptionError
+from tilewheel_build.option_types import size
 from tilewheel_build.remote_cache import RemoteCache
-
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]?)(?:i?B)?", re.IGNORECASE)
-_UNITS = ("", "K", "M", "G", "T")
 
 
 def add_build_options(command: argparse.ArgumentParser) -> None:
@@ -56,14 +53,6 @@ def add_command_options(command: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="what trim leaves, the most recently used (default: 4G)",
     )
-
-
-def size(text: str) -> int:
-    """Return the bytes that ``500M`` or ``1.5 GiB`` means; units are powers of 1024."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise argparse.ArgumentTypeError(f"is {text!r}, must be a size such as 500M or 4GiB")
-    return int(float(match[1]) * 1024 ** _UNITS.index(match[2].upper()))
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import errno
-import math
 import os
 import platform
 import sys
@@ -15,10 +14,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tilewheel_build import cache_cli
+from tilewheel_build import cache_cli, option_types
 from tilewheel_build.backends import BACKENDS
 from tilewheel_build.cache import DEFAULT_LIMIT_BYTES, shared
-from tilewheel_build.cache_cli import size
 from tilewheel_build.checkout import ROOT
 from tilewheel_build.dask_runner import cluster_runner
 from tilewheel_build.driver import (
@@ -130,11 +128,11 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--root", type=Path, default=ROOT, help="the checkout")
         command.add_argument("--out", type=Path, help="where to write (default: <root>/out)")
         if name in ("build", "finish"):
-            command.add_argument("--jobs", type=_jobs, default=os.cpu_count() or 1)
+            command.add_argument("--jobs", type=option_types.jobs, default=os.cpu_count() or 1)
             command.add_argument("--machine", default=platform.machine(), choices=MACHINES)
             command.add_argument(
                 "--compile-timeout",
-                type=_seconds,
+                type=option_types.seconds,
                 default=TIMEOUT_S,
                 metavar="SECONDS",
                 help="how long one run of the device compiler may take (default: %(default)g)",
@@ -161,7 +159,7 @@ def _parser() -> argparse.ArgumentParser:
         if name in ("list", "build"):
             command.add_argument(
                 "--shard",
-                type=_shard,
+                type=option_types.shard,
                 metavar="I/N",
                 help="only the I-th of N shares, into out/shards, to `merge` later",
             )
@@ -173,7 +171,7 @@ def _parser() -> argparse.ArgumentParser:
             )
             command.add_argument(
                 "--memory",
-                type=size,
+                type=option_types.size,
                 metavar="SIZE",
                 help="what all local processes may take, e.g. 8G (default: what is available)",
             )
@@ -184,29 +182,6 @@ def _parser() -> argparse.ArgumentParser:
             )
             cache_cli.add_build_options(command)
     return parser
-
-
-def _jobs(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"is {text!r}, must be an integer of at least 1")
-    return int(text)
-
-
-def _shard(text: str) -> Shard:
-    try:
-        return Shard.parse(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"is {text!r}, must be a number above 0")
-    return seconds
 
 
 @contextmanager

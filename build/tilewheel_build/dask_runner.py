@@ -59,10 +59,9 @@ def cluster_runner(address: str, no_workers_s: float = NO_WORKERS_S) -> Iterator
             "hint: python -m pip install -r requirements-dev.txt"
         ) from error
     # What it logs of a lost connection, with tracebacks, the errors here say in a line.
-    for name in [
-        name for name in logging.root.manager.loggerDict if name.startswith("distributed")
-    ]:
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("distributed"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         client = distributed.Client(address, timeout=CONNECT_S, set_as_default=False)
     except (OSError, ValueError, TypeError, asyncio.TimeoutError) as error:
@@ -124,7 +123,7 @@ def run_tasks(
             for future in done - cancelled:
                 yield running.pop(future), future
             # The client cancels everything when it loses the scheduler.
-            if cancelled or client.status != "running":
+            if cancelled or (running and client.status != "running"):
                 raise lost(f"the scheduler at {address} went away")
             if client.scheduler_info(n_workers=-1)["workers"]:
                 with_workers_s = time.monotonic()

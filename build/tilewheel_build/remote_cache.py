@@ -13,6 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from tilewheel_build.cache import Stored, excess
@@ -27,16 +28,17 @@ _HINT = "hint: python -m pip install -r requirements-dev.txt"
 
 
 class RemoteCache:
-    """Entries at a URL. After an access that failed, other than for want of the entry, it rests.
+    """Entries at a URL; safe to use from many threads.
 
-    Safe to use from many threads.
+    After a read that failed, other than for want of the entry, it is left alone; after a write that
+    failed it is only read, as by those who may not write.
     """
 
     def __init__(self, url: str, warn: Callable[[str], None] = lambda message: None) -> None:
         self._files, self._root = _open(url)
         self._warn = warn
         self._lock = threading.Lock()
-        self._is_out_of_order = False
+        self._failed: set[str] = set()
         protocol = self._files.protocol
         self._protocols = {protocol} if isinstance(protocol, str) else set(protocol)
 
@@ -65,10 +67,11 @@ class RemoteCache:
         path = self._path(fingerprint)
 
         def refresh() -> None:
-            if time.time() - _seconds(self._files.modified(path)) > REFRESH_S:
-                self._write(path, content)
+            with suppress(FileNotFoundError):  # someone removed it meanwhile
+                if time.time() - _seconds(self._files.modified(path)) > REFRESH_S:
+                    self._write(path, content)
 
-        self._try("marked as used", refresh)
+        self._try("written", refresh)
 
     def _write(self, path: str, content: bytes) -> None:
         if "file" not in self._protocols:
@@ -95,19 +98,19 @@ class RemoteCache:
             self._files.pipe_file(path, content)
 
     def _try(self, what: str, action: Callable[[], object]) -> object:
-        if self._is_out_of_order:
+        if not self._failed.isdisjoint({"read", what}):
             return None
         try:
             return action()
         except FileNotFoundError:
-            if what != "written":
+            if what == "read":
                 return None
             reason = "it has no such bucket or directory"
         except Exception as error:  # each file system raises types of its own
             reason = f"{type(error).__name__}: {error}"
         with self._lock:
-            if not self._is_out_of_order:
-                self._is_out_of_order = True
+            if what not in self._failed:
+                self._failed.add(what)
                 text = f"cache: {self}: cannot be {what}: {_shown(reason)}; going on without it"
                 self._warn(text)
         return None

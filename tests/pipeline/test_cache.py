@@ -70,6 +70,19 @@ def test_same_tree_in_another_directory_hits_a_url_and_keeps_what_it_fetched(
     assert summary(other.run("build", PATH="")) == ALL_CACHED
 
 
+def test_shards_take_from_a_url_and_merge_to_the_whole(
+    built: Any, elsewhere: Callable[[str], Any], filled: str
+) -> None:
+    other = elsewhere("other")
+    for index in (1, 2):
+        chosen = ("--shard", f"{index}/2", "--remote-cache", filled)
+        done = other.run("build", *chosen, PATH="")
+        assert done.returncode == 0, done.stderr
+        assert "(0 from the cache)" not in done.stdout
+    assert other.run("merge", str(other.out / "shards")).returncode == 0
+    assert other.published() == built.published()
+
+
 def test_changed_source_misses_and_both_states_stay(
     elsewhere: Callable[[str], Any], filled: str
 ) -> None:
@@ -159,7 +172,7 @@ def test_size_that_is_none_ends_with_2(copy: Any, text: str) -> None:
 
 
 def test_sizes_are_powers_of_1024() -> None:
-    from tilewheel_build.cache_cli import size
+    from tilewheel_build.option_types import size
 
     assert [size(text) for text in ("0", "7", "7B", "1k", "1.5MiB", "2 GB", "1T")] == [
         *(0, 7, 7, 1 << 10, 3 << 19, 2 << 30, 1 << 40)

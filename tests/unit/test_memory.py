@@ -8,9 +8,13 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from tilewheel.manifest import Launch, Resources
+from tilewheel_build import driver
 from tilewheel_build.memory import (
     EXPECTED_BYTES,
     Admission,
@@ -19,6 +23,7 @@ from tilewheel_build.memory import (
     tree_bytes,
 )
 from tilewheel_build.pool import run_units
+from tilewheel_build.unit import UnitFacts
 
 MIB = 1 << 20
 HOLD = "import sys, time; held = b'x' * (200 << 20); print('held', flush=True); sys.stdin.read()"
@@ -145,3 +150,38 @@ def test_pool_starts_what_is_admitted_and_always_one(tmp_path: Path, allowed: in
     assert len(found) == 4
     assert max(count for count in found if isinstance(count, int)) <= allowed
     assert asked == set(range(1, allowed + 1))
+
+
+def test_local_runner_admits_by_what_the_operator_took_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unit(operator: str) -> Any:
+        target = SimpleNamespace(backend="cuda")
+        return SimpleNamespace(
+            variant=SimpleNamespace(key=SimpleNamespace(operator=operator, target=target))
+        )
+
+    facts = UnitFacts(
+        sha256="",
+        size_bytes=0,
+        arguments=(),
+        launch=Launch(
+            kernel="", parameters=(), grid=(), block=(1, 1, 1), dynamic_shared_bytes=0, pdl=False
+        ),
+        resources=Resources(),
+        lower_s=0.0,
+        compile_s=0.0,
+        peak_bytes=100 * MIB,
+    )
+    small, other = unit("small"), unit("other")
+    answers: list[bool] = []
+
+    def pool(function: object, units: object, jobs: int, admit: Any) -> Any:
+        assert jobs == 3
+        answers.append(admit([small], small))
+        yield small, facts
+        answers.extend((admit([small], small), admit([small], other), admit([small] * 2, small)))
+
+    monkeypatch.setattr(driver, "run_units", pool)
+    assert list(driver.local_runner(3, 200 * MIB)([small])) == [(small, facts)]
+    assert answers == [False, True, False, False]

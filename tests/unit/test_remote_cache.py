@@ -174,6 +174,27 @@ def test_place_that_fails_is_warned_of_once_and_costs_nothing_else(
     assert warning.endswith("; going on without it")
 
 
+def test_place_that_may_only_be_read_is_read_on(
+    cache: Callable[[str], Cache],
+    shared: tuple[Any, str],
+    warnings: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError("may not write")
+
+    files, path = shared
+    set_time(files, path, 1000.0)  # so that it would be written again
+    monkeypatch.setattr(type(files), "pipe_file", refuse)
+    another = cache("another")
+    store(another.path(B), FILES)
+    another.share(B)
+    another.share(B)
+    assert another.find([A]) == {A}
+    (warning,) = warnings
+    assert "cannot be written: PermissionError: may not write; going on without it" in warning
+
+
 def test_password_in_a_url_is_not_shown(warnings: list[str]) -> None:
     remote = RemoteCache("http://me:secret@127.0.0.1:1/cache", warnings.append)
     assert remote.get(A) is None
