@@ -174,6 +174,8 @@ def alone(directory: Path, *, waits: Callable[[], None]) -> Iterator[None]:
         except BlockingIOError:
             waits()
             fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError:
+            pass  # as above
         yield
     finally:
         os.close(descriptor)

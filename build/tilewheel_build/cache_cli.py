@@ -49,9 +49,8 @@ def add_command_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--limit",
         type=size,
-        default=DEFAULT_LIMIT_BYTES,
         metavar="SIZE",
-        help="what trim leaves, the most recently used (default: 4G)",
+        help="what trim leaves, e.g. 20G: the most recently used",
     )
 
 
@@ -79,6 +78,9 @@ def run(options: argparse.Namespace, out: Path, report: Callable[[str], None]) -
     """Run ``cache``; ``report`` gets what is worth knowing on the way."""
     place = options.place or str(out / "cache")
     limit_bytes = 0 if options.action == "clear" else options.limit
+    if (options.limit is not None) != (options.action == "trim"):
+        state = "missing, must be given" if options.limit is None else "given, must not be"
+        raise OptionError(f"--limit: is {state} with {options.action}")
     if "://" in place:
         remote = RemoteCache(place)
         if options.action == "info":

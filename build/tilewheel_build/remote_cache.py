@@ -21,6 +21,9 @@ from tilewheel_build.errors import OptionError, ToolchainError
 
 SUFFIX = ".zip"
 
+# What is removed is an entry, or what a killed build left of one: the place may hold other things.
+_OWN = re.compile(r"[0-9a-f]{2}/([0-9a-f]{64}\.zip|\.[0-9a-f]{32})")
+
 REFRESH_S = 24 * 3600.0
 """Objects have no time of last use: one older than this is written again when it is used."""
 
@@ -127,6 +130,7 @@ class RemoteCache:
                     used_s=_seconds(self._files.modified(path)),
                 )
                 for path, info in found.items()
+                if _OWN.fullmatch(path.removeprefix(f"{self._root}/"))
             ]
         except FileNotFoundError:
             return []

@@ -164,6 +164,19 @@ def test_cache_that_is_no_directory_ends_with_2(copy: Any, tmp_path: Path) -> No
     )
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("trim",), "--limit: is missing, must be given with trim\n"),
+        (("clear", "--limit", "1G"), "--limit: is given, must not be with clear\n"),
+    ],
+)
+def test_limit_goes_with_trim_alone(copy: Any, arguments: tuple[str, ...], message: str) -> None:
+    done = copy.run("cache", *arguments)
+    assert (done.returncode, done.stderr) == (2, message)
+    assert copy.run("cache", "info").stdout.endswith(": 3 entries, 0.1 MiB\n")
+
+
 @pytest.mark.parametrize("text", ["", "x", "-1", "1X", "1 2"])
 def test_size_that_is_none_ends_with_2(copy: Any, text: str) -> None:
     done = copy.run("build", f"--cache-limit={text}")

@@ -158,6 +158,21 @@ def test_trimming_removes_what_was_not_used_for_the_longest_time(
     assert one.remote.entries() == []
 
 
+def test_other_things_in_the_place_are_neither_counted_nor_removed(
+    cache: Callable[[str], Cache], shared: tuple[Any, str], url: str
+) -> None:
+    files, path = shared
+    root = fsspec.core.url_to_fs(url)[1]
+    others = [f"{root}/notes.txt", f"{root}/aa/{A}.txt", f"{root}/aa/{A}"]
+    for other in others:
+        files.pipe_file(other, b"precious")
+    remote = cache("one").remote
+    assert remote is not None
+    assert [item.name for item in remote.entries()] == [path]
+    assert [item.name for item in remote.trim(0)] == [path]
+    assert sorted(files.find(root)) == sorted(others)
+
+
 def test_place_that_fails_is_warned_of_once_and_costs_nothing_else(
     tmp_path: Path, warnings: list[str]
 ) -> None:
