@@ -19,6 +19,7 @@ from tilewheel_build.cache import Cache, Stored, alone, entries, excess, shared,
 from tilewheel_build.entry import INDEX, EntryError, check, pack, read_directory, unpack
 
 A, B, C = ("a" * 64, "b" * 64, "c" * 64)
+OF_TOMORROW = '{"format": 2, "fingerprint": "", "files": {}}'
 FILES = {"artifact.so": b"\x7fELF" * 500, "facts.json": b"{}"}
 
 
@@ -83,6 +84,9 @@ def make_directory(path: Path) -> None:
         (INDEX, flip, "entry.json is not readable JSON"),
         (INDEX, Path.unlink, f"has no '{INDEX}'"),
         ("more", lambda path: path.write_text(""), "more is not what was stored"),
+        (INDEX, lambda path: path.write_text("{}"), "has no 'format'"),
+        (INDEX, lambda path: path.write_text("[]"), "entry.json is not readable JSON"),
+        (INDEX, lambda path: path.write_text(OF_TOMORROW), "format is 2, must be 1"),
     ],
 )
 def test_damaged_entry_is_a_miss_with_one_warning_and_can_be_replaced(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from tilewheel_build.cache import Cache, store
+from tilewheel_build.entry import unpack
 from tilewheel_build.errors import OptionError
 from tilewheel_build.remote_cache import REFRESH_S, RemoteCache
 
@@ -117,6 +119,24 @@ def test_object_of_another_fingerprint_is_a_miss(
     files.pipe_file(path.replace("/aa/", "/bb/").replace(A, B), files.cat_file(path))
     assert cache("another").find([B]) == set()
     assert f"is the entry of {A}" in warnings[0]
+
+
+def test_readers_see_whole_objects_while_others_write_them(
+    cache: Callable[[str], Cache], shared: tuple[Any, str], warnings: list[str]
+) -> None:
+    one = cache("one")
+    remote = one.remote
+    assert remote is not None
+
+    def write_and_read(number: int) -> bool:
+        one.share(A)
+        content = remote.get(A)
+        return content is not None and unpack(content)["artifact.so"] == FILES["artifact.so"]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(write_and_read, range(200)))
+    assert warnings == []
+    assert len(remote.entries()) == 1
 
 
 def test_use_of_an_old_object_makes_it_a_new_one(
