@@ -63,7 +63,8 @@ class Cluster:
     def start(self, num_workers: int) -> None:
         file = self.place / "scheduler.json"
         self.scheduler = self.dask("scheduler", "--port", "0", "--scheduler-file", str(file))
-        wait_for(file.exists)
+        # It exists before its content does, which ends with a brace.
+        wait_for(lambda: file.exists() and file.read_text().rstrip().endswith("}"))
         for _ in range(num_workers):
             self.start_worker()
 
