@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -26,6 +27,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 HERE = Path(__file__).parent
 STAGE = "stage-hidden=16384-cuda-sm_90a"
+OTHER = {"x86_64": "aarch64", "aarch64": "x86_64"}[platform.machine()]
 
 
 def wait_for(condition: Callable[[], object]) -> None:
@@ -160,6 +162,20 @@ def test_cluster_builds_what_this_machine_would_and_tells_what_failed(
     # No cluster is needed for what it has built.
     done = elsewhere.run("build", "--only", "stage*", PATH="")
     assert "1 artifacts (1 from the cache), 0 failed" in done.stdout
+
+
+def test_worker_links_device_code_that_the_cache_has_for_another_processor(
+    copy: Any, variables: dict[str, str], tmp_path: Path
+) -> None:
+    zig = str(copy.out / "cache" / "zig")
+    # Without g++ on PATH nvcc cannot run: only the launcher is compiled.
+    bare = {**variables, "PATH": "", "ZIG_GLOBAL_CACHE_DIR": zig}
+    with running(tmp_path / "dask", 1, bare) as cluster:
+        chosen = ("--machine", OTHER, "--only", STAGE)
+        done = copy.run("build", "--dask", cluster.address, *chosen)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 artifacts (0 from the cache), 0 failed" in done.stdout
+    assert copy.run("verify", "--machine", OTHER).returncode == 0
 
 
 def test_scheduler_that_goes_away_ends_with_8_and_publishes_nothing(
