@@ -74,7 +74,7 @@ selftest: $(STAMP) ## compare built artifacts with the reference on this machine
 	$(SELFTEST)
 
 verify: $(STAMP) ## check built artifacts: hashes, symbols, architectures
-	$(PY) -m tilewheel_build verify --target '$(TARGET)' --out '$(OUT)'
+	$(PY) -m tilewheel_build verify --target '$(TARGET)' --out '$(OUT)' $(if $(CPU),--machine '$(CPU)')
 
 test: $(STAMP) ## lint, types and all tests that this machine can run
 	$(MAKE) lint

@@ -83,7 +83,8 @@ def main(arguments: Sequence[str]) -> int:
     problems = [f"{path.name}: {problem}" for path in files for problem in check(path)]
     for path in files:
         if path.suffix == ".whl":
-            print(size_table(path))
+            with suppress(Exception):  # it is damaged or foreign, which is a problem already
+                print(size_table(path))
     for folder in sorted({path.parent for path in files}):
         problems += install_problems([path for path in files if path.parent == folder])
     for problem in problems:
@@ -102,14 +103,23 @@ def check(path: Path) -> list[str]:
     """Return every problem of one file."""
     try:
         name = parse_file_name(path.name)
-        if name.version != VERSION:
-            return [f"version: is {name.version}, must be {VERSION}, which version.py says"]
-        with tempfile.TemporaryDirectory() as directory:
-            if path.suffix == ".whl":
-                return list(_wheel_problems(path, name, Path(directory)))
-            return list(_sdist_problems(path, name))
-    except (ValueError, OSError, zipfile.BadZipFile, tarfile.TarError) as error:
+    except ValueError as error:
         return [str(error)]
+    if name.version != VERSION:
+        return [f"version: is {name.version}, must be {VERSION}, which version.py says"]
+    problems = []
+    with tempfile.TemporaryDirectory() as directory:
+        found = (
+            _wheel_problems(path, name, Path(directory))
+            if path.suffix == ".whl"
+            else _sdist_problems(path, name)
+        )
+        try:
+            for problem in found:
+                problems.append(problem)
+        except Exception as error:  # a damaged file makes a reader of its format raise anything
+            problems.append(f"cannot be read: {type(error).__name__}: {error}")
+    return problems
 
 
 def size_table(path: Path) -> str:
@@ -171,8 +181,11 @@ def _member_problems(members: Sequence[zipfile.ZipInfo]) -> Iterator[str]:
 
 def _record_problems(directory: Path, info: Path, members: set[str]) -> Iterator[str]:
     listed = {}
-    for row in csv.reader(io.StringIO((info / "RECORD").read_text())):
-        listed[row[0]] = row[1]
+    for number, row in enumerate(csv.reader(io.StringIO((info / "RECORD").read_text())), 1):
+        if len(row) == 3:
+            listed[row[0]] = row[1]
+        else:
+            yield f"RECORD: line {number}: has {len(row)} fields, must have path, hash and size"
     for name in sorted(members ^ set(listed)):
         yield f"{name}: is {'not in' if name in members else 'only in'} RECORD"
     for name in sorted(members & set(listed)):

@@ -19,7 +19,7 @@ from email.parser import BytesParser
 from pathlib import Path
 from typing import Any
 
-from packaging.requirements import Requirement
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from tilewheel.errors import ManifestError
@@ -52,16 +52,18 @@ def main(arguments: Sequence[str]) -> int:
     if not wheels:
         print("no wheel: run `make wheel`", file=sys.stderr)
         return 3
+    code = 0
     for wheel in wheels:
         try:
             text = bill(wheel)
         except SbomError as error:
             print(error, file=sys.stderr)
-            return 7
+            code = 7
+            continue
         output = wheel.with_name(wheel.name + SUFFIX)
         output.write_text(text)
         print(output)
-    return 0
+    return code
 
 
 def bill(wheel: Path) -> str:
@@ -77,14 +79,16 @@ def bill(wheel: Path) -> str:
                 for item in archive.infolist()
                 if not item.is_dir()
             }
-    except (OSError, zipfile.BadZipFile, RuntimeError) as error:
-        raise SbomError(f"{wheel}: cannot be read as a wheel: {error}") from error
+    except Exception as error:  # a damaged archive makes zipfile and its decoders raise anything
+        raise SbomError(
+            f"{wheel}: cannot be read as a wheel: {type(error).__name__}: {error}"
+        ) from error
     metadata = _metadata(wheel, contents)
     hashes = {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}
     manifests = _manifests(wheel, contents, hashes)
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     own = _own(wheel, metadata, digest)
-    needs = _needs(metadata)
+    needs = _needs(wheel, metadata)
     files = _files(hashes, manifests)
     tree = {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
@@ -199,11 +203,14 @@ def _properties(manifest: Manifest, artifact: Artifact) -> list[dict[str, str]]:
     ]
 
 
-def _needs(metadata: Message) -> list[Tree]:
+def _needs(wheel: Path, metadata: Message) -> list[Tree]:
     """Return what the wheel needs at run time; what only its extras need is optional."""
     components = []
     for text in metadata.get_all("Requires-Dist") or []:
-        requirement = Requirement(str(text))
+        try:
+            requirement = Requirement(str(text))
+        except InvalidRequirement as error:
+            raise SbomError(f"{wheel}: METADATA: Requires-Dist: {error}") from error
         is_extra = requirement.marker is not None and "extra" in str(requirement.marker)
         name = canonicalize_name(requirement.name)
         components.append(

@@ -28,6 +28,7 @@ from tilewheel_build.driver import (
     plan_units,
 )
 from tilewheel_build.errors import ArtifactError
+from tilewheel_build.host_compiler import MACHINES
 from tilewheel_build.process import TIMEOUT_S
 from tilewheel_build.publish import publish
 from tilewheel_build.variant import SelectionError, Variant
@@ -66,6 +67,11 @@ class _Share:
     manifest: Manifest
 
     @property
+    def build(self) -> tuple[str, str]:
+        """Processor and backend: what the shards of one build have in common."""
+        return self.machine, self.manifest.backend
+
+    @property
     def files(self) -> tuple[Artifact | Library, ...]:
         """Every file that the manifest lists."""
         return (*self.manifest.artifacts, *self.manifest.libraries)
@@ -87,9 +93,9 @@ def deal(variants: Iterable[Variant], shard: Shard) -> tuple[Variant, ...]:
     return tuple(sorted(dealt, key=lambda variant: variant.key.sort_key()))
 
 
-def shard_directory(layout: Layout, backend: str, shard: Shard) -> Path:
+def shard_directory(layout: Layout, machine: str, backend: str, shard: Shard) -> Path:
     """Return where ``build_shard`` publishes."""
-    return layout.out / "shards" / f"{shard.index}-of-{shard.count}" / backend
+    return layout.out / "shards" / machine / f"{shard.index}-of-{shard.count}" / backend
 
 
 def build_shard(
@@ -127,7 +133,7 @@ def build_shard(
         result.built, layout=layout, backend=backend, machine=machine, cache=cache
     )
     text = json.dumps(record, sort_keys=True, indent=1) + "\n"
-    publish(shard_directory(layout, backend, shard), manifest, files, {RECORD: text})
+    publish(shard_directory(layout, machine, backend, shard), manifest, files, {RECORD: text})
     return result
 
 
@@ -146,14 +152,15 @@ def merge(directories: Sequence[Path], layout: Layout) -> list[tuple[Path, int]]
         )
     shares = [_read(record) for record in records]
     merged = []
-    for backend in sorted({share.manifest.backend for share in shares}):
-        own = [share for share in shares if share.manifest.backend == backend]
+    for machine, backend in sorted({share.build for share in shares}):
+        own = [share for share in shares if share.build == (machine, backend)]
         own.sort(key=lambda share: share.shard.index)
         problems = _differences(own) or _places(own) or _contents(own)
         if problems:
-            raise ArtifactError("\n".join(f"{backend}: {problem}" for problem in problems))
+            where = f"{backend} for {machine}"
+            raise ArtifactError("\n".join(f"{where}: {problem}" for problem in problems))
         artifacts = tuple(artifact for share in own for artifact in share.manifest.artifacts)
-        directory = layout.artifacts(own[0].machine) / backend
+        directory = layout.artifacts(machine) / backend
         merged.append((directory, replace(own[0].manifest, artifacts=artifacts), _files(own)))
     for directory, manifest, files in merged:
         publish(directory, manifest, files)
@@ -164,8 +171,13 @@ def _read(record: Path) -> _Share:
     directory = record.parent
     try:
         tree: Any = json.loads(record.read_text())
-        shard = Shard.parse(tree["shard"])
-        machine, plan = tree["machine"], dict(tree["plan"])
+        shard = Shard.parse(str(tree["shard"]))
+        machine, plan = tree["machine"], tree["plan"]
+        # The name of the directory to publish comes from it.
+        if machine not in MACHINES:
+            raise ValueError(f"machine: is {machine!r}, must be one of {', '.join(MACHINES)}")
+        if not isinstance(plan, dict) or not all(isinstance(v, str) for v in plan.values()):
+            raise ValueError("plan: is no mapping of keys to fingerprints, must be one")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ArtifactError(f"{record}: is not as `build --shard` writes it: {error}") from error
     try:
@@ -186,9 +198,6 @@ def _differences(shares: Sequence[_Share]) -> list[str]:
     problems = []
     for share in shares[1:]:
         where = f"{share.directory} and {first.directory}"
-        if share.machine != first.machine:
-            problems.append(f"{where}: are for {share.machine} and {first.machine}, must be alike")
-            continue
         keys = sorted({*share.plan, *first.plan})
         wrong = [key for key in keys if share.plan.get(key) != first.plan.get(key)]
         if wrong:

@@ -10,7 +10,7 @@ import ctypes
 import sys
 from dataclasses import dataclass
 
-from tilewheel.errors import KeyFormatError
+from tilewheel.errors import KeyFormatError, nearest
 from tilewheel.key import Target
 
 # Code for these architectures uses features that run on exactly this one ("a" targets).
@@ -124,9 +124,13 @@ def resolve(device: object) -> Device:
         return _cuda(index) if kind == "cuda" else _npu(index)
     if "-" in text and ":" not in text:
         try:
-            return of_target(Target.parse(text))
+            target = Target.parse(text)
         except KeyFormatError as error:
             raise ValueError(f"device: {error}") from error
+        if target.backend not in PROPERTIES:
+            known = ", ".join(nearest(target.backend, PROPERTIES))
+            raise ValueError(f"device: backend: is {target.backend!r}, must be one of {known}")
+        return of_target(target)
     raise ValueError(
         f"device: is {text!r}, must be cuda[:N], npu[:N], ascend-sim, a target such as "
         "cuda-sm_90a, or None\n"

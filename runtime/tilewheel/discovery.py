@@ -163,7 +163,13 @@ def _roots(source: _Source, problems: list[str]) -> list[Path]:
     except OSError as error:
         problems.append(f"{source.name}: {directory} cannot be read: {error.strerror or error}")
         return []
-    roots = [child.resolve() for child in children if (child / manifest.FILE_NAME).is_file()]
+    roots = []
+    for child in children:
+        try:
+            if (child / manifest.FILE_NAME).is_file():
+                roots.append(child.resolve())
+        except OSError as error:
+            problems.append(f"{source.name}: {child} cannot be read: {error.strerror or error}")
     if not roots:
         problems.append(
             f"{source.name}: {directory} holds no {manifest.FILE_NAME}, "

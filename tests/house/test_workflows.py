@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
@@ -117,6 +118,64 @@ def test_scripts_take_values_from_the_environment_only(path):
     # An expression inside a script would let a branch's or input's name run commands.
     for step in steps(path):
         assert "${{" not in step.get("run", ""), step
+
+
+def typed_inputs(path: Path) -> set[str]:
+    """Return the inputs that a person types, rather than chooses."""
+    trigger = load(path)["on"]
+    dispatch = trigger.get("workflow_dispatch") or {}
+    return {
+        name
+        for name, described in (dispatch.get("inputs") or {}).items()
+        if described["type"] != "choice"
+    }
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_typed_input_reaches_only_steps_that_check_it(path):
+    tree = load(path)
+    outside_steps = [tree.get("env"), *(job.get("env") for job in tree["jobs"].values())]
+    for name in typed_inputs(path):
+        assert f"inputs.{name}" not in str(outside_steps)
+        users = [step for step in steps(path) if f"inputs.{name}" in str(step)]
+        assert [step["env"][name.upper()] for step in users] == [f"${{{{ inputs.{name} }}}}"]
+        assert users[0]["run"].startswith(f"if [[ ! ${name.upper()} =~ ^[")
+
+
+@pytest.mark.parametrize(
+    ("archs", "code"),
+    [
+        ("", 0),
+        ("sm_90a,dav_3510", 0),
+        ("$(shell touch made)", 2),
+        ("'; touch made; '", 2),
+        ("sm_90a\ntouch made", 2),
+        ("../x", 2),
+        ("--out=x", 2),
+    ],
+)
+def test_archs_that_are_none_never_reach_make(tmp_path, archs, code):
+    (step,) = (s for s in steps(ROOT / ".github/workflows/release.yml") if "inputs" in str(s))
+    (tmp_path / "Makefile").write_text("ARCHS ?=\nbuild:\n\techo '$(ARCHS)' > called\n")
+    environment = {"PATH": os.environ["PATH"], "ARCHS": archs, "INDEX": "1", "NUM_SHARDS": "4"}
+    # As the runner starts a script.
+    done = subprocess.run(
+        ["bash", "-e", "-c", step["run"]],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    assert not (tmp_path / "made").exists()
+    assert (tmp_path / "called").exists() == (code == 0)
+
+
+def test_no_file_for_ci_names_a_package_index():
+    # Which index has a torch for the tests is a matter of who runs them: a repository variable.
+    for path in [*WORKFLOWS, ROOT / "pyproject.toml", ROOT / "requirements-dev.txt"]:
+        assert not re.findall(r"https?://\S*", path.read_text()), path
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import tilewheel as tw
+from tilewheel import compare
 from tilewheel.selftest_cases.mixes import (
     channels,
     mixes,
@@ -83,6 +84,12 @@ def test_each_eps_has_its_own_place(machine: Any) -> None:
     check(machine, pre_inputs(2, 7, 128), 1e-6, 1e-6, 1e-6, 2.0, 20, norm_weight=norm, norm_eps=0.5)
 
 
+@pytest.mark.parametrize("repeat", [1, 2, 4, 5, 6, 9, 21])
+def test_every_remainder_of_repeats(machine: Any, repeat: int) -> None:
+    for eps in (1e-6, 1.0):
+        check(machine, pre_inputs(1, 3, 64), 1e-6, 1e-6, eps, 2.0, repeat)
+
+
 @pytest.mark.parametrize("num_tokens", [256, 257, 513, 1025, 2049, 4097, 8200])
 def test_many_tokens(machine: Any, num_tokens: int) -> None:
     check(machine, pre_inputs(2, num_tokens, 64))
@@ -98,7 +105,7 @@ def test_more_tokens_than_a_grid_dimension_of_65535(machine: Any) -> None:
     check(machine, pre_inputs(1, 65539, 64))
 
 
-@pytest.mark.parametrize("hidden", [8192, 8256, 12352])
+@pytest.mark.parametrize("hidden", [8192, 8256, 12352, 65536])
 def test_rows_wider_than_the_registers_of_a_block(machine: Any, hidden: int) -> None:
     check(machine, pre_inputs(2, 3, hidden), norm_weight=weight(hidden, True))
     check(machine, pre_inputs(2, 3, hidden))
@@ -143,6 +150,22 @@ def test_a_comb_with_empty_columns_stays_finite(machine: Any) -> None:
             machine, (products, squares, scale, base, residual), eps, eps, eps, 2.0, 20
         )
         assert bool(comb.isfinite().all())
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_a_comb_whose_rows_share_a_column_stays_finite(machine: Any, rows: int) -> None:
+    """Its row and column factors grow at every step until eps counts."""
+    products, squares, _, base, residual = pre_inputs(1, 4, 64)
+    base[8:].view(4, 4)[:rows, 0] += 200.0
+    base[8:].view(4, 4)[rows:, 1:] += 200.0
+    for eps in (1e-6, 1e-20):
+        for repeat in (20, 300):
+            inputs = (products, squares, torch.ones(3), base, residual)
+            _, comb, _ = run(machine, inputs, eps, eps, eps, 2.0, repeat)
+            _, expected, _ = tw.reference.mhc.pre_big_fuse_fwd(
+                *(each.double() for each in inputs[:4]), residual, eps, eps, eps, 2.0, repeat
+            )
+            assert compare.within(1e-6, 1e-4)(comb, expected.float()) == ""
 
 
 def test_nan_stays_with_its_token(machine: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,14 @@ import pytest
 PLAIN = "scale-hidden=128-with_bias=false-cuda-sm_90a"
 BIASED = "scale-hidden=any-with_bias=true-cuda-sm_90a"
 STAGE = "stage-hidden=16384-cuda-sm_90a"
+HERE = platform.machine()
+OTHER = {"x86_64": "aarch64", "aarch64": "x86_64"}[HERE]
+
+
+def shards_of(checkout: Any) -> Path:
+    """Return where a checkout's shards for this processor are."""
+    directory: Path = checkout.out / "shards" / HERE
+    return directory
 
 
 def build_shards(checkout: Any, count: int) -> list[Path]:
@@ -20,7 +29,7 @@ def build_shards(checkout: Any, count: int) -> list[Path]:
     for index in range(1, count + 1):
         done = checkout.run("build", "--shard", f"{index}/{count}")
         assert done.returncode == 0, done.stderr
-    return [checkout.out / "shards" / f"{i}-of-{count}" / "cuda" for i in range(1, count + 1)]
+    return [shards_of(checkout) / f"{i}-of-{count}" / "cuda" for i in range(1, count + 1)]
 
 
 def copy_of(checkout: Any, place: Path) -> Any:
@@ -61,7 +70,7 @@ def refusal(checkout: Any) -> list[str]:
     done = checkout.run("merge", str(checkout.out / "shards"))
     assert (done.returncode, done.stdout) == (7, "")
     assert checkout.published() == before
-    text: str = done.stderr.replace(f"{checkout.out}/shards/", "")
+    text: str = done.stderr.replace(f"{shards_of(checkout)}/", "").replace(f" for {HERE}: ", ": ")
     return text.splitlines()
 
 
@@ -79,7 +88,7 @@ def test_merged_shards_are_the_build_in_one_piece(copy: Any, count: int) -> None
 
 
 def test_shard_publishes_its_share_and_the_plan_of_the_whole(shards: Any) -> None:
-    directory = shards.out / "shards" / "1-of-2" / "cuda"
+    directory = shards_of(shards) / "1-of-2" / "cuda"
     assert keys(directory) == [BIASED, STAGE]
     record = json.loads((directory / "shard.json").read_text())
     assert record["shard"] == "1/2"
@@ -89,23 +98,23 @@ def test_shard_publishes_its_share_and_the_plan_of_the_whole(shards: Any) -> Non
 def test_list_prints_the_keys_of_a_shard(shards: Any) -> None:
     for index in (1, 2):
         listed = shards.run("list", "--shard", f"{index}/2").stdout.splitlines()
-        assert listed == keys(shards.out / "shards" / f"{index}-of-2" / "cuda")
+        assert listed == keys(shards_of(shards) / f"{index}-of-2" / "cuda")
 
 
 def test_missing_shard_is_a_gap(shards: Any) -> None:
-    shutil.rmtree(shards.out / "shards" / "2-of-2")
+    shutil.rmtree(shards_of(shards) / "2-of-2")
     assert refusal(shards) == ["cuda: shard 2/2: is missing, must be there"]
 
 
 def test_shard_twice_is_an_overlap(shards: Any) -> None:
-    shutil.copytree(shards.out / "shards" / "1-of-2", shards.out / "shards" / "again")
+    shutil.copytree(shards_of(shards) / "1-of-2", shards_of(shards) / "again")
     assert refusal(shards) == [
         "cuda: shard 1/2: is in 1-of-2/cuda and again/cuda, must be in one place"
     ]
 
 
 def test_key_in_two_shards_is_an_overlap_and_one_in_none_a_gap(shards: Any) -> None:
-    first, second = (shards.out / "shards" / f"{i}-of-2" / "cuda" for i in (1, 2))
+    first, second = (shards_of(shards) / f"{i}-of-2" / "cuda" for i in (1, 2))
     lost = keys(second)[0]
     shutil.copytree(first, second, dirs_exist_ok=True)
     change(second / "shard.json", shard="2/2")
@@ -128,25 +137,41 @@ def test_shards_of_other_sources_are_refused(shards: Any) -> None:
 def test_shards_of_another_selection_or_count_are_refused(shards: Any) -> None:
     assert shards.run("build", "--shard", "2/2", "--only", "scale*").returncode == 0
     assert "differ in the fingerprints of 1 of 3 variants" in refusal(shards)[0]
-    shutil.rmtree(shards.out / "shards" / "2-of-2")
+    shutil.rmtree(shards_of(shards) / "2-of-2")
     assert shards.run("build", "--shard", "2/3").returncode == 0
     assert refusal(shards) == ["cuda: has shards 1/2, 2/3, must have one number of shards"]
 
 
-def test_shards_for_other_processors_are_refused(shards: Any) -> None:
-    change(shards.out / "shards" / "2-of-2" / "cuda" / "shard.json", machine="aarch64")
-    assert refusal(shards)[0].startswith("cuda: 2-of-2/cuda and 1-of-2/cuda: are for aarch64 and ")
+def test_shards_of_two_processors_lie_side_by_side_and_are_merged_each(copy: Any) -> None:
+    whole = copy.published()
+    shutil.rmtree(copy.artifacts)
+    build_shards(copy, 1)
+    assert copy.run("build", "--shard", "1/2", "--machine", OTHER).returncode == 0
+    # The other processor's are no part of this one's build, nor make up for what it lacks.
+    done = copy.run("merge", str(copy.out / "shards"))
+    assert done.returncode == 7
+    assert done.stderr == f"cuda for {OTHER}: shard 2/2: is missing, must be there\n"
+    assert not copy.artifacts.exists()
+    assert copy.run("build", "--shard", "2/2", "--machine", OTHER).returncode == 0
+    done = copy.run("merge", str(copy.out / "shards"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert set(done.stdout.splitlines()) == {
+        f"3 artifacts in {copy.artifacts}",
+        f"3 artifacts in {copy.out / f'artifacts-{OTHER}' / 'cuda'}",
+    }
+    assert copy.published() == whole
+    assert len(keys(copy.out / f"artifacts-{OTHER}" / "cuda")) == 3
 
 
 def test_shards_of_other_commits_are_refused(shards: Any) -> None:
-    change(shards.out / "shards" / "2-of-2" / "cuda" / "manifest.json", source_commit="abc")
+    change(shards_of(shards) / "2-of-2" / "cuda" / "manifest.json", source_commit="abc")
     assert refusal(shards) == [
         "cuda: 2-of-2/cuda and 1-of-2/cuda: differ in version, commit or libraries, must be alike"
     ]
 
 
 def test_artifact_that_is_not_the_planned_one_is_refused(shards: Any) -> None:
-    path = shards.out / "shards" / "1-of-2" / "cuda" / "manifest.json"
+    path = shards_of(shards) / "1-of-2" / "cuda" / "manifest.json"
     tree = json.loads(path.read_text())
     planned = tree["artifacts"][0]["fingerprint"]
     tree["artifacts"][0]["fingerprint"] = "f"
@@ -157,7 +182,7 @@ def test_artifact_that_is_not_the_planned_one_is_refused(shards: Any) -> None:
 
 @pytest.mark.parametrize("how", ["changed", "absent", "elsewhere"])
 def test_file_that_is_not_as_listed_is_refused(shards: Any, how: str) -> None:
-    directory = shards.out / "shards" / "1-of-2" / "cuda"
+    directory = shards_of(shards) / "1-of-2" / "cuda"
     path = directory / "sm_90a" / f"{keys(directory)[0]}.so"
     outside = shards.out / "outside.so"
     path.rename(outside)
@@ -165,7 +190,7 @@ def test_file_that_is_not_as_listed_is_refused(shards: Any, how: str) -> None:
         path.write_bytes(outside.read_bytes() + b"x")
     elif how == "elsewhere":
         path.symlink_to(outside)
-    name = path.relative_to(shards.out / "shards")
+    name = path.relative_to(shards_of(shards))
     absent = "cannot be read: No such file or directory"
     problem = absent if how == "absent" else "sha256 differs from the manifest's"
     assert refusal(shards) == [f"cuda: {name}: {problem}"]
@@ -173,14 +198,34 @@ def test_file_that_is_not_as_listed_is_refused(shards: Any, how: str) -> None:
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"shard": "3/2"}', "[" * 100_000])
 def test_unreadable_record_is_refused(shards: Any, text: str) -> None:
-    (shards.out / "shards" / "1-of-2" / "cuda" / "shard.json").write_text(text)
+    (shards_of(shards) / "1-of-2" / "cuda" / "shard.json").write_text(text)
     assert refusal(shards)[0].startswith(
         "1-of-2/cuda/shard.json: is not as `build --shard` writes it: "
     )
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "problem"),
+    [
+        ("shard", 5, "is '5', must be I/N with I from 1 to N"),
+        ("machine", "x/../../../escaped", "machine: is 'x/../../../escaped', must be one of "),
+        ("machine", "x86_64\0", r"machine: is 'x86_64\x00', must be one of x86_64, aarch64"),
+        ("machine", ["a"], "machine: is ['a'], must be one of x86_64, aarch64"),
+        ("plan", 5, "plan: is no mapping of keys to fingerprints, must be one"),
+        ("plan", {"a": ["b"]}, "plan: is no mapping of keys to fingerprints, must be one"),
+    ],
+)
+def test_record_with_a_wrong_value_is_refused(
+    shards: Any, field: str, value: object, problem: str
+) -> None:
+    change(shards_of(shards) / "1-of-2" / "cuda" / "shard.json", **{field: value})
+    assert refusal(shards)[0].startswith(
+        f"1-of-2/cuda/shard.json: is not as `build --shard` writes it: {problem}"
+    )
+
+
 def test_shard_without_manifest_is_refused(shards: Any) -> None:
-    (shards.out / "shards" / "1-of-2" / "cuda" / "manifest.json").unlink()
+    (shards_of(shards) / "1-of-2" / "cuda" / "manifest.json").unlink()
     assert (
         refusal(shards)[0] == "1-of-2/cuda/manifest.json: cannot be read: No such file or directory"
     )

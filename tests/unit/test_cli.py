@@ -156,10 +156,17 @@ def test_why_of_a_device_that_is_not_here_says_how_to_name_a_target(run, listed)
     assert out.endswith("hint: name another machine's target with --target, e.g. cuda-sm_90a\n")
 
 
-def test_why_of_a_wrong_target_is_a_command_line_error(run, listed):
-    code, out, _ = run("why", "topk_gate", "--target", "gpu")
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("gpu", "device: is 'gpu', must be cuda[:N], "),
+        ("bogus-x", "device: backend: is 'bogus', must be one of cuda, "),
+    ],
+)
+def test_why_of_a_wrong_target_is_a_command_line_error(run, listed, target, message):
+    code, out, _ = run("why", "topk_gate", "--target", target)
     assert code == 2
-    assert out.startswith("device: is 'gpu', must be cuda[:N], ")
+    assert out.startswith(message)
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,18 @@ def test_target_that_is_not_well_formed_is_refused():
         resolve("cuda-SM")
 
 
+def test_target_of_an_unknown_backend_is_refused():
+    with pytest.raises(ValueError, match="device: backend: ") as caught:
+        resolve("ascends-dav_3510")
+    assert str(caught.value) == (
+        "device: backend: is 'ascends', must be one of ascend, ascend-sim, cuda"
+    )
+
+
+def test_target_of_an_unknown_arch_is_a_device_that_no_artifact_is_for():
+    assert str(resolve("cuda-sm_999")) == "cuda-sm_999"
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
 def test_missing_cuda_device_is_reported():
     for device in (None, "cuda", torch.device("cuda", 0)):

@@ -119,6 +119,17 @@ def test_missing_directory_is_a_problem(tmp_path):
     )
 
 
+def test_unreadable_sub_directory_does_not_hide_others(tmp_path, write):
+    write(tmp_path / "b", KEY)
+    # Unreadable for root too, unlike what permissions forbid.
+    (tmp_path / "a").symlink_to("x" * 300)
+    found = find((), {"TILEWHEEL_ARTIFACTS": str(tmp_path)})
+    assert keys(found) == [KEY]
+    assert found.problems == (
+        f"TILEWHEEL_ARTIFACTS: {tmp_path}/a cannot be read: File name too long",
+    )
+
+
 def test_directory_without_manifest_is_a_problem(tmp_path):
     assert find((), {"TILEWHEEL_ARTIFACTS": str(tmp_path)}).problems == (
         f"TILEWHEEL_ARTIFACTS: {tmp_path} holds no manifest.json, "

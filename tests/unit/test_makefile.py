@@ -60,6 +60,8 @@ def test_artifacts_for_another_processor_are_built_and_not_tested():
     assert built.endswith(f" --machine '{other}'")
     assert len(commands("build", f"CPU={platform.machine()}")) == 2
     assert len(commands("merge", f"CPU={other}")) == 1
+    assert commands("verify", f"CPU={other}")[0].endswith(f" --machine '{other}'")
+    assert "--machine" not in commands("verify")[0]
 
 
 @pytest.mark.parametrize("target", ["build", "list", "lower", "verify"])

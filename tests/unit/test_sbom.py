@@ -178,6 +178,10 @@ def test_run_time_dependencies_are_required_and_those_of_extras_optional(tree):
         ({"manifest": "{"}, "tilewheel_cu13/manifest.json: is not readable JSON: "),
         ({"libx": None}, "lacks tilewheel_cu13/libx.so, must hold what tilewheel_cu13/manifest"),
         ({"libx": b"lix"}, "tilewheel_cu13/libx.so: sha256 is "),
+        (
+            {"metadata": "Name: x\nVersion: 1\nRequires-Dist: a b\n"},
+            "METADATA: Requires-Dist: ",
+        ),
     ],
 )
 def test_wheel_that_is_not_whole_is_refused(sbom, wheel, capsys, changes, message):
@@ -191,7 +195,23 @@ def test_file_that_is_no_wheel_is_refused(sbom, tmp_path, capsys):
     path = tmp_path / NAME
     path.write_text("no archive")
     assert sbom.main([str(path)]) == 7
-    assert capsys.readouterr().err.startswith(f"{path}: cannot be read as a wheel: ")
+    assert capsys.readouterr().err == (
+        f"{path}: cannot be read as a wheel: BadZipFile: File is not a zip file\n"
+    )
+
+
+def test_damaged_wheel_is_refused_and_the_others_get_their_bills(sbom, wheel, tmp_path, capsys):
+    whole = wheel()
+    damaged = tmp_path / f"a-{NAME}"
+    with zipfile.ZipFile(damaged, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a", b"text " * 100)
+    content = bytearray(damaged.read_bytes())
+    content[31:36] = b"\xff" * 5  # the compressed data begins behind 30 bytes and the name
+    damaged.write_bytes(content)
+    assert sbom.main([str(tmp_path)]) == 7
+    printed = capsys.readouterr()
+    assert printed.err.startswith(f"{damaged}: cannot be read as a wheel: error: Error -3 ")
+    assert printed.out == f"{whole}.cdx.json\n"
 
 
 def test_bills_are_written_beside_the_wheels_of_a_folder(sbom, wheel, capsys):

@@ -99,8 +99,64 @@ def test_unknown_files_and_versions_are_reported(tmp_path: Path) -> None:
     assert check(tmp_path / "tilewheel-9.9-py3-none-any.whl") == [
         f"version: is 9.9, must be {VERSION}, which version.py says"
     ]
-    (tmp_path / f"tilewheel-{VERSION}-py3-none-any.whl").write_bytes(b"PK")
-    assert check(tmp_path / f"tilewheel-{VERSION}-py3-none-any.whl") == ["File is not a zip file"]
+
+
+def damaged_deflate() -> bytes:
+    """Return a wheel whose one file cannot be decompressed."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a", b"text " * 100)
+    content = bytearray(file.getvalue())
+    content[31:36] = b"\xff" * 5  # the compressed data begins behind 30 bytes and the name
+    return bytes(content)
+
+
+def truncated_sdist() -> bytes:
+    """Return a source distribution that ends too early."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w:gz") as archive:
+        member = tarfile.TarInfo("a")
+        member.size = 5000
+        archive.addfile(member, io.BytesIO(bytes(range(250)) * 20))
+    return file.getvalue()[:-100]
+
+
+def wheel_without_hash() -> bytes:
+    """Return a wheel whose RECORD has a line with a name only, and an empty one."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(f"tilewheel_ascend_sim-{VERSION}.dist-info/RECORD", "a.py\n\n")
+    return file.getvalue()
+
+
+def test_damaged_and_foreign_files_are_reported_and_hide_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import check_wheel
+
+    tag = "py3-none-manylinux_2_28_x86_64"
+    files = {
+        f"tilewheel-{VERSION}-py3-none-any.whl": b"PK",
+        f"tilewheel_cu13-{VERSION}-{tag}.whl": damaged_deflate(),
+        f"tilewheel_ascend_sim-{VERSION}-{tag}.whl": wheel_without_hash(),
+        f"tilewheel_cu13-{VERSION}.tar.gz": truncated_sdist(),
+        "torch-2.0-py3-none-any.whl": b"",
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    assert check_wheel.main([str(tmp_path)]) == 7
+    printed = capsys.readouterr()
+    starts = {
+        f"tilewheel-{VERSION}-py3-none-any.whl": "cannot be read: BadZipFile: File is not a zip",
+        f"tilewheel_cu13-{VERSION}-{tag}.whl": "cannot be read: error: Error -3 while decompress",
+        f"tilewheel_ascend_sim-{VERSION}-{tag}.whl": "RECORD: line 1: has 1 fields, must have path",
+        f"tilewheel_cu13-{VERSION}.tar.gz": "cannot be read: EOFError: Compressed file ended",
+        "torch-2.0-py3-none-any.whl": "torch-2.0-py3-none-any.whl: is no wheel or sdist of this",
+    }
+    for name, start in starts.items():
+        assert f"\n{name}: {start}" in f"\n{printed.err}"
+    assert f"-{VERSION}-{tag}.whl: RECORD: line 2: has 0 fields" in printed.err
+    assert printed.out.splitlines()[-1].startswith("5 files, ")
 
 
 def test_folder_without_files_is_reported(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tilelang import tvm
 STREAMS = 4
 COLUMN = 8
 WARP = 32
-_LANES_PER_STREAM = WARP // STREAMS
+_GROUP = 8  # lanes that add up the sums of the warps
 _SHARED_BYTES = 227 * 1024
 _SMALL_SHARED_BYTES = 99 * 1024
 _SMALL_SHARED_ARCHS = ("sm_86", "sm_89", "sm_120a", "sm_121a")
@@ -59,26 +59,38 @@ def inverse_root(value):
 
 
 @T.macro
-def sum_over_warp(sums_local, values_local, lane, count):  # type: ignore[no-untyped-def]
-    """Sum count x 4 values over a warp; each lane gets the sums of stream lane // 8.
+def sum_over_warp(sums_local, values_local, lane, count, streams):  # type: ignore[no-untyped-def]
+    """Sum count x streams values over a warp; each lane gets the sums of its stream.
 
-    The first two steps halve the values that a lane keeps, which takes 3 exchanges for 4 values,
-    where summing all of them everywhere would take 8.
+    A step that halves the values which a lane keeps takes fewer exchanges than summing all of them
+    everywhere. The order does not depend on ``streams``.
     """
     half_local = T.alloc_local((2 * count,), "float32")
     is_upper = (lane & 16) != 0
     is_odd = (lane & 8) != 0
     for i in T.unroll(count):
-        for j in T.unroll(2):
-            first = values_local[4 * i + j]
-            second = values_local[4 * i + 2 + j]
+        if streams == 4:
+            for j in T.unroll(2):
+                first = values_local[4 * i + j]
+                second = values_local[4 * i + 2 + j]
+                sent = T.if_then_else(is_upper, first, second)
+                kept = T.if_then_else(is_upper, second, first)
+                half_local[2 * i + j] = kept + T.shfl_xor(sent, 16)
+        elif streams == 2:
+            first = values_local[2 * i]
+            second = values_local[2 * i + 1]
             sent = T.if_then_else(is_upper, first, second)
             kept = T.if_then_else(is_upper, second, first)
-            half_local[2 * i + j] = kept + T.shfl_xor(sent, 16)
+            sums_local[i] = kept + T.shfl_xor(sent, 16)
+        else:
+            sums_local[i] = values_local[i] + T.shfl_xor(values_local[i], 16)
     for i in T.unroll(count):
-        sent = T.if_then_else(is_odd, half_local[2 * i], half_local[2 * i + 1])
-        kept = T.if_then_else(is_odd, half_local[2 * i + 1], half_local[2 * i])
-        sums_local[i] = kept + T.shfl_xor(sent, 8)
+        if streams == 4:
+            sent = T.if_then_else(is_odd, half_local[2 * i], half_local[2 * i + 1])
+            kept = T.if_then_else(is_odd, half_local[2 * i + 1], half_local[2 * i])
+            sums_local[i] = kept + T.shfl_xor(sent, 8)
+        else:
+            sums_local[i] = sums_local[i] + T.shfl_xor(sums_local[i], 8)
     for step in [4, 2, 1]:
         for i in T.unroll(count):
             sums_local[i] = sums_local[i] + T.shfl_xor(sums_local[i], step)
@@ -86,23 +98,24 @@ def sum_over_warp(sums_local, values_local, lane, count):  # type: ignore[no-unt
 
 @T.macro
 def sum_over_block(  # type: ignore[no-untyped-def]
-    sums_local, values_local, partial_shared, slot, thread, count, warps
+    sums_local, values_local, partial_shared, slot, thread, count, warps, streams
 ):
-    """Sum count x 4 values over a block; each lane gets the sums of stream lane % 32 // 8.
+    """Sum count x streams values over a block; a lane gets the sums of stream ``lane_stream``.
 
-    One barrier; whoever calls it twice in a row alternates ``slot`` between 0 and 1.
+    One barrier; whoever calls it twice in a row alternates ``slot`` between 0 and 1. The order does
+    not depend on ``streams``.
     """
     lane = thread % WARP
-    stream = lane // _LANES_PER_STREAM
-    sum_over_warp(sums_local, values_local, lane, count)
-    if lane % _LANES_PER_STREAM == 0:
+    stream = lane // (WARP // streams)
+    sum_over_warp(sums_local, values_local, lane, count, streams)
+    if lane % (WARP // streams) == 0:
         for i in T.unroll(count):
             partial_shared[slot, i, stream, thread // WARP] = sums_local[i]
     T.sync_threads()
     for i in T.unroll(count):
         sums_local[i] = T.float32(0.0)
-        for j in T.unroll(-(-warps // _LANES_PER_STREAM)):
-            other = j * _LANES_PER_STREAM + lane % _LANES_PER_STREAM
+        for j in T.unroll(-(-warps // _GROUP)):
+            other = j * _GROUP + lane % _GROUP
             if other < warps:
                 sums_local[i] = sums_local[i] + partial_shared[slot, i, stream, other]
     for step in [4, 2, 1]:
@@ -110,9 +123,9 @@ def sum_over_block(  # type: ignore[no-untyped-def]
             sums_local[i] = sums_local[i] + T.shfl_xor(sums_local[i], step)
 
 
-def from_stream(value, stream):
+def from_stream(value, stream, streams):
     """What the lanes of a stream hold, after ``sum_over_block``."""
-    return T.shfl_sync(value, stream * _LANES_PER_STREAM)
+    return T.shfl_sync(value, stream * (WARP // streams))
 
 
 def copy_async(destination, source):

@@ -10,13 +10,14 @@
 
 Block p is part p and walks over the tokens p, p + num_parts, ...: a thread owns its columns
 (columns_cuda.py) of all streams and keeps their sums of a * x * k in registers to the end. Copies
-of the next token to shared memory start as soon as this one's values are in registers, and no other
-thread reads them, so that they need no barrier. With hidden at run time, or where shared memory is
-too small, a block takes four tokens at a time, reads g a second time, from the cache, and adds to
-its part in memory (generic_bwd_cuda.py).
-On-chip: 26 * hidden bytes of g, x and kv in shared memory, 16 * hidden of weights if they fit;
-registers of a thread: 56 words of sums and data for each of its columns.
-Parameters: hidden a multiple of 256 (or of 512 above 5120).
+of the next token to shared memory start as soon as this one's values have been read, and no other
+thread reads them, so that they need no barrier. g is read twice from there: kept in registers
+beside the sums it would spill. With so few parts that several blocks a part fit, each takes one or
+two streams, from memory without a ring (backward_cuda.py). With hidden at run time, or where shared
+memory is too small, see generic_bwd_cuda.py.
+On-chip: 28 * hidden bytes of g, x and kv in shared memory (30 above 5120), 16 * hidden of weights
+if they fit; registers of a thread: 32 words of sums for each of its columns.
+Parameters: hidden a multiple of 256 (or of 512 above 5120) for the ring, of 64 otherwise.
 Numerics: fp32 sums in a fixed order; grad_x and grad_kv rounded once, and a token's do not depend
 on others nor on num_parts.
 Reference: tilewheel.reference.engram.engram_gate_bwd.
@@ -28,6 +29,13 @@ from typing import TYPE_CHECKING
 
 import tilelang.language as T
 
+from tilewheel_kernels.engram.backward_cuda import (
+    add_to_grad_v,
+    few_parts,
+    gradients,
+    load_weights,
+    store_grad_v,
+)
 from tilewheel_kernels.engram.columns_cuda import (
     COLUMN,
     STREAMS,
@@ -35,7 +43,6 @@ from tilewheel_kernels.engram.columns_cuda import (
     commit_async,
     copy_async,
     element,
-    element_again,
     fma,
     from_stream,
     gradient_factors,
@@ -69,53 +76,34 @@ def engram_gate_bwd(*, hidden: int | None) -> "PrimFunc":
     if hidden % 64 != 0:
         raise ValueError(f"hidden: is {hidden}, must be a multiple of 64")
     columns = 1 if hidden <= _MAX_ONE_COLUMN else 2
-    if hidden % (columns * COLUMN * WARP) or 26 * hidden + _SCRATCH_BYTES > shared_bytes():
+    if (
+        hidden % (columns * COLUMN * WARP)
+        or (26 + 2 * columns) * hidden + _SCRATCH_BYTES > shared_bytes()
+    ):
         return generic(hidden)
     return _pipelined(hidden, columns)
 
 
 @T.macro
-def _add_products(values_local, g_words, v_words, stream, offset):  # type: ignore[no-untyped-def]
+def _add_products(values_local, g_words, v_words, stream):  # type: ignore[no-untyped-def]
     """Add a column of a stream to its sum of g * v."""
     for i in T.unroll(COLUMN):
-        values_local[stream] = fma(
-            element(g_words, offset + i), element(v_words, i), values_local[stream]
-        )
-
-
-@T.macro
-def _gradients(  # type: ignore[no-untyped-def]
-    grad_x_local, grad_k_local, sums_local, grad_v_local, words, w_local, factors, offset
-):
-    """Gradients of a column of a stream; adds to grad_v and to the sums of the weight's gradient.
-
-    ``words`` are those of g, x and k, ``factors`` are (a, b_x, b_k, gate), and ``offset`` is the
-    column's first element in g and in the sums.
-    """
-    for i in T.unroll(COLUMN):
-        g = element_again(words[0], offset + i)
-        a_x = factors[0] * element(words[1], i)
-        a_k = factors[0] * element(words[2], i)
-        b_x = factors[1] * element(words[1], i)
-        grad_x_local[i] = T.cast(fma(a_k, w_local[i], g - b_x), "bfloat16")
-        b_k = factors[2] * element(words[2], i)
-        grad_k_local[i] = T.cast(fma(a_x, w_local[i], -b_k), "bfloat16")
-        sums_local[offset + i] = fma(a_x, element(words[2], i), sums_local[offset + i])
-        grad_v_local[i] = fma(factors[3], g, grad_v_local[i])
+        values_local[stream] = fma(element(g_words, i), element(v_words, i), values_local[stream])
 
 
 def _pipelined(hidden: int, columns: int) -> "PrimFunc":
     """Build the kernel whose blocks copy the next token while they work on this one."""
     threads = hidden // COLUMN // columns
     warps = threads // WARP
-    ring_bytes = 26 * hidden
+    # The ring's slots: x and k of each stream, v, then g, which is read twice: more slots than
+    # streams take the next token's first ones while grad_gate is computed.
+    early = columns
+    value, g_slots = 2 * STREAMS, STREAMS + early
+    ring_bytes = 2 * (value + 1 + g_slots) * hidden
     keeps_weights = ring_bytes + 16 * hidden + _SCRATCH_BYTES <= shared_bytes()
     on_chip = ring_bytes + 16 * hidden * keeps_weights + _SCRATCH_BYTES
     blocks_per_sm = max(1, min(shared_bytes() // on_chip, 2))
-    # The ring's slots: g of the streams, v, then x and k of each stream.
-    value, pairs = STREAMS, STREAMS + 1
-    # Groups of copies: g and v, then x and k of each stream and column; always all but the oldest
-    # are awaited later.
+    # Groups of copies: v and early g, then x, k and late g of each stream and column.
     pending = STREAMS * columns
     num_tokens = T.dynamic("num_tokens")
     num_masked = T.dynamic("num_masked")
@@ -136,16 +124,19 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
         grad_kv: T.Tensor((num_tokens, STREAMS + 1, hidden), "bfloat16"),
         grad_w_partial: T.Tensor((num_parts, STREAMS, hidden), "float32"),
         clamp_value: T.float32,
+        num_sms: T.int32,
     ):
-        with T.Kernel(num_parts, threads=threads) as part:
+        with T.Kernel(
+            T.max(num_parts, T.min(num_parts * STREAMS, num_sms * blocks_per_sm)), threads=threads
+        ) as part:
             T.annotate_min_blocks_per_sm(blocks_per_sm)
             thread = T.get_thread_binding()
             lane_stream = thread % WARP // (WARP // STREAMS)
-            ring_shared = T.alloc_shared((3 * STREAMS + 1, columns, threads, 4), "uint32")
+            ring_shared = T.alloc_shared((value + 1 + g_slots, columns, threads, 4), "uint32")
             if keeps_weights:
                 w_shared = T.alloc_shared((STREAMS, columns, 2, threads, 4), "float32")
             partial_shared = T.alloc_shared((2, 1, STREAMS, warps), "float32")
-            g_words = T.alloc_local((STREAMS * columns * 4,), "uint32")
+            g_words = T.alloc_local((4,), "uint32")
             v_words = T.alloc_local((4,), "uint32")
             x_words = T.alloc_local((4,), "uint32")
             k_words = T.alloc_local((4,), "uint32")
@@ -156,149 +147,208 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
             grad_k_local = T.alloc_local((COLUMN,), "bfloat16")
             values_local = T.alloc_local((STREAMS,), "float32")
             total_local = T.alloc_local((1,), "float32")
-            saved_local = T.alloc_local((4,), "float32")
-            next_local = T.alloc_local((4,), "float32")
+            saved_local = T.alloc_local((5,), "float32")
+            next_local = T.alloc_local((5,), "float32")
             own_local = T.alloc_local((3,), "float32")
-            factor_local = T.alloc_local((4,), "float32")
+            factor_local = T.alloc_local((3,), "float32")
+            gate_local = T.alloc_local((STREAMS,), "float32")
             token = T.alloc_var("int64", init=T.cast(part, "int64"))
             is_masked = T.alloc_var("bool", init=False)
             is_next_masked = T.alloc_var("bool", init=False)
             num_steps = T.alloc_var("int32", init=0)
             T.pdl_sync()
-            for i in T.unroll(STREAMS * columns * COLUMN):
-                sums_local[i] = T.float32(0.0)
-
-            # load: the weights and the first token
-            if part < num_tokens:
-                num_steps = T.truncdiv(num_tokens - 1 - part, num_parts) + 1
-                if num_masked > 0:
-                    is_next_masked = image_token_mask[token]
-                load_saved(next_local, (dot, gate, rstd_x, rstd_k), token, lane_stream)
-                for c in T.unroll(columns):
-                    channel = (c * threads + thread) * COLUMN
-                    copy_async(ring_shared[value, c, thread, 0], kv[token, STREAMS, channel])
-                    for m in T.unroll(STREAMS):
-                        copy_async(ring_shared[m, c, thread, 0], grad_out[token, m, channel])
-                commit_async()
-                for c in T.unroll(columns):
-                    for m in T.unroll(STREAMS):
-                        channel = (c * threads + thread) * COLUMN
-                        slot = pairs + 2 * m
-                        copy_async(ring_shared[slot, c, thread, 0], x[token, m, channel])
-                        copy_async(ring_shared[slot + 1, c, thread, 0], kv[token, m, channel])
-                        if keeps_weights:
-                            for half in T.unroll(2):
-                                copy_async(
-                                    w_shared[m, c, half, thread, 0],
-                                    weight_fused[m, channel + half * 4],
-                                )
-                        commit_async()
-
-            for step in T.unroll(num_steps, unroll_factor=1):
-                next_token = token + T.cast(num_parts, "int64")
-                has_next = next_token < T.cast(num_tokens, "int64")
-                is_masked = is_next_masked
-                for i in T.unroll(4):
-                    saved_local[i] = next_local[i]
-                if has_next:
-                    if num_masked > 0:
-                        is_next_masked = image_token_mask[next_token]
-                    load_saved(next_local, (dot, gate, rstd_x, rstd_k), next_token, lane_stream)
-
-                # load and compute: grad_gate; each slot is filled again once it has been read
-                for m in T.unroll(STREAMS):
-                    values_local[m] = T.float32(0.0)
-                wait_async(pending)
-                T.sync_warp()
-                for c in T.unroll(columns):
-                    channel = (c * threads + thread) * COLUMN
-                    v_words[T.Ramp(0, 1, 4)] = T.lds128(ring_shared[value, c, thread, 0])
-                    for m in T.unroll(STREAMS):
-                        offset = (m * columns + c) * 4
-                        g_words[T.Ramp(offset, 1, 4)] = T.lds128(ring_shared[m, c, thread, 0])
-                        _add_products(values_local, g_words, v_words, m, 2 * offset)
-                    if has_next:
-                        copy_async(
-                            ring_shared[value, c, thread, 0], kv[next_token, STREAMS, channel]
-                        )
-                        for m in T.unroll(STREAMS):
-                            copy_async(
-                                ring_shared[m, c, thread, 0], grad_out[next_token, m, channel]
-                            )
-                commit_async()
-                sum_over_block(
-                    total_local, values_local, partial_shared, step % 2, thread, 1, warps
+            if num_parts * STREAMS <= num_sms * blocks_per_sm:
+                few_parts(
+                    (grad_out, x, kv, weight_fused),
+                    (grad_x, grad_kv, grad_w_partial),
+                    (dot, gate, rstd_x, rstd_k),
+                    image_token_mask,
+                    partial_shared,
+                    part // STREAMS,
+                    part % STREAMS,
+                    thread,
+                    (1, columns, threads, hidden, num_tokens, num_masked, num_parts),
+                    clamp_value,
                 )
-                gradient_factors(own_local, saved_local, total_local[0], hidden, clamp_value)
+            elif num_parts * 2 <= num_sms * blocks_per_sm:
+                if part // 2 < num_parts:
+                    few_parts(
+                        (grad_out, x, kv, weight_fused),
+                        (grad_x, grad_kv, grad_w_partial),
+                        (dot, gate, rstd_x, rstd_k),
+                        image_token_mask,
+                        partial_shared,
+                        part // 2,
+                        part % 2,
+                        thread,
+                        (2, columns, threads, hidden, num_tokens, num_masked, num_parts),
+                        clamp_value,
+                    )
+            elif part < num_parts:
+                for i in T.unroll(STREAMS * columns * COLUMN):
+                    sums_local[i] = T.float32(0.0)
 
-                # compute and store: a column of one stream after the other
-                for c in T.unroll(columns):
-                    channel = (c * threads + thread) * COLUMN
-                    for i in T.unroll(COLUMN):
-                        grad_v_local[i] = T.float32(0.0)
-                    for m in T.unroll(STREAMS):
-                        slot = pairs + 2 * m
-                        for i in T.unroll(3):
-                            factor_local[i] = from_stream(own_local[i], m)
-                        factor_local[3] = from_stream(saved_local[1], m)
-                        wait_async(pending)
-                        T.sync_warp()
-                        x_words[T.Ramp(0, 1, 4)] = T.lds128(ring_shared[slot, c, thread, 0])
-                        k_words[T.Ramp(0, 1, 4)] = T.lds128(ring_shared[slot + 1, c, thread, 0])
-                        if has_next:
-                            copy_async(ring_shared[slot, c, thread, 0], x[next_token, m, channel])
+                # load: the weights and the first token
+                if part < num_tokens:
+                    num_steps = T.truncdiv(num_tokens - 1 - part, num_parts) + 1
+                    for c in T.unroll(columns):
+                        channel = (c * threads + thread) * COLUMN
+                        copy_async(ring_shared[value, c, thread, 0], kv[token, STREAMS, channel])
+                        for m in T.unroll(early):
                             copy_async(
-                                ring_shared[slot + 1, c, thread, 0], kv[next_token, m, channel]
+                                ring_shared[value + 1 + m, c, thread, 0],
+                                grad_out[token, m, channel],
                             )
-                        if is_masked:
-                            T.stg128(
-                                grad_x[token, m, channel],
-                                g_words[T.Ramp((m * columns + c) * 4, 1, 4)],
-                            )
-                            for i in T.vectorized(COLUMN):
-                                grad_kv[token, m, channel + i] = T.cast(0.0, "bfloat16")
-                        else:
-                            for half in T.unroll(2):
-                                for e in T.vectorized(4):
-                                    if keeps_weights:
-                                        w_local[half * 4 + e] = w_shared[m, c, half, thread, e]
-                                    else:
-                                        w_local[half * 4 + e] = weight_fused[
-                                            m, channel + half * 4 + e
-                                        ]
-                            _gradients(
-                                grad_x_local,
-                                grad_k_local,
-                                sums_local,
-                                grad_v_local,
-                                (g_words, x_words, k_words),
-                                w_local,
-                                factor_local,
-                                (m * columns + c) * COLUMN,
-                            )
-                            for i in T.vectorized(COLUMN):
-                                grad_x[token, m, channel + i] = grad_x_local[i]
-                            for i in T.vectorized(COLUMN):
-                                grad_kv[token, m, channel + i] = grad_k_local[i]
-                        commit_async()
-                    for i in T.vectorized(COLUMN):
-                        grad_k_local[i] = T.cast(grad_v_local[i], "bfloat16")
-                    if is_masked:
-                        for i in T.vectorized(COLUMN):
-                            grad_k_local[i] = T.cast(0.0, "bfloat16")
-                    for i in T.vectorized(COLUMN):
-                        grad_kv[token, STREAMS, channel + i] = grad_k_local[i]
-                token = next_token
-            T.pdl_trigger()
+                    commit_async()
+                    for m in T.unroll(STREAMS):
+                        for c in T.unroll(columns):
+                            channel = (c * threads + thread) * COLUMN
+                            copy_async(ring_shared[2 * m, c, thread, 0], x[token, m, channel])
+                            copy_async(ring_shared[2 * m + 1, c, thread, 0], kv[token, m, channel])
+                            if early + m < STREAMS:
+                                copy_async(
+                                    ring_shared[value + 1 + early + m, c, thread, 0],
+                                    grad_out[token, early + m, channel],
+                                )
+                            if keeps_weights:
+                                for half in T.unroll(2):
+                                    copy_async(
+                                        w_shared[m, c, half, thread, 0],
+                                        weight_fused[m, channel + half * 4],
+                                    )
+                            commit_async()
+                    if num_masked > 0:
+                        is_next_masked = image_token_mask[token]
+                    load_saved(next_local, (dot, gate, rstd_x, rstd_k), token, lane_stream)
+                    next_local[4] = T.reinterpret(T.ldg32(gate[token, thread % STREAMS]), "float32")
 
-            # store: what the part's tokens add up to
-            for m in T.unroll(STREAMS):
-                for c in T.unroll(columns):
-                    channel = (c * threads + thread) * COLUMN
-                    for half in T.unroll(2):
-                        for e in T.vectorized(4):
-                            grad_w_partial[T.cast(part, "int64"), m, channel + half * 4 + e] = (
-                                sums_local[(m * columns + c) * COLUMN + half * 4 + e]
+                for step in T.unroll(num_steps, unroll_factor=1):
+                    next_token = token + T.cast(num_parts, "int64")
+                    has_next = next_token < T.cast(num_tokens, "int64")
+                    is_masked = is_next_masked
+                    for i in T.unroll(5):
+                        saved_local[i] = next_local[i]
+                    if has_next:
+                        if num_masked > 0:
+                            is_next_masked = image_token_mask[next_token]
+                        load_saved(next_local, (dot, gate, rstd_x, rstd_k), next_token, lane_stream)
+                        next_local[4] = T.reinterpret(
+                            T.ldg32(gate[next_token, thread % STREAMS]), "float32"
+                        )
+
+                    # load, compute and store: grad_gate and grad_v; each slot is filled again once
+                    # it has been read for the last time
+                    for m in T.unroll(STREAMS):
+                        values_local[m] = T.float32(0.0)
+                        gate_local[m] = T.shfl_sync(saved_local[4], m)
+                    wait_async(early * columns)
+                    T.sync_warp()
+                    for c in T.unroll(columns):
+                        channel = (c * threads + thread) * COLUMN
+                        v_words[T.Ramp(0, 1, 4)] = T.lds128(ring_shared[value, c, thread, 0])
+                        for i in T.unroll(COLUMN):
+                            grad_v_local[i] = T.float32(0.0)
+                        for m in T.unroll(STREAMS):
+                            slot = value + 1 + T.truncmod(step * STREAMS + m, g_slots)
+                            g_words[T.Ramp(0, 1, 4)] = T.lds128(ring_shared[slot, c, thread, 0])
+                            _add_products(values_local, g_words, v_words, m)
+                            add_to_grad_v(grad_v_local, g_words, gate_local[m], 0)
+                        if has_next:
+                            copy_async(
+                                ring_shared[value, c, thread, 0], kv[next_token, STREAMS, channel]
                             )
+                            for m in T.unroll(early):
+                                slot = value + 1 + T.truncmod((step + 1) * STREAMS + m, g_slots)
+                                copy_async(
+                                    ring_shared[slot, c, thread, 0],
+                                    grad_out[next_token, m, channel],
+                                )
+                        store_grad_v(grad_kv, grad_v_local, token, channel, is_masked)
+                    commit_async()
+                    if not keeps_weights:
+                        load_weights(w_local, weight_fused, 0, thread * COLUMN)
+                    sum_over_block(
+                        total_local,
+                        values_local,
+                        partial_shared,
+                        step % 2,
+                        thread,
+                        1,
+                        warps,
+                        STREAMS,
+                    )
+                    gradient_factors(own_local, saved_local, total_local[0], hidden, clamp_value)
+
+                    # compute and store: a column of one stream after the other
+                    for m in T.unroll(STREAMS):
+                        for i in T.unroll(3):
+                            factor_local[i] = from_stream(own_local[i], m, STREAMS)
+                        for c in T.unroll(columns):
+                            channel = (c * threads + thread) * COLUMN
+                            slot = value + 1 + T.truncmod(step * STREAMS + m, g_slots)
+                            wait_async(pending)
+                            T.sync_warp()
+                            x_words[T.Ramp(0, 1, 4)] = T.lds128(ring_shared[2 * m, c, thread, 0])
+                            k_words[T.Ramp(0, 1, 4)] = T.lds128(
+                                ring_shared[2 * m + 1, c, thread, 0]
+                            )
+                            g_words[T.Ramp(0, 1, 4)] = T.lds128(ring_shared[slot, c, thread, 0])
+                            if has_next:
+                                copy_async(
+                                    ring_shared[2 * m, c, thread, 0], x[next_token, m, channel]
+                                )
+                                copy_async(
+                                    ring_shared[2 * m + 1, c, thread, 0],
+                                    kv[next_token, m, channel],
+                                )
+                                if early + m < STREAMS:
+                                    copy_async(
+                                        ring_shared[slot, c, thread, 0],
+                                        grad_out[next_token, early + m, channel],
+                                    )
+                            if is_masked:
+                                T.stg128(grad_x[token, m, channel], g_words[T.Ramp(0, 1, 4)])
+                                for i in T.vectorized(COLUMN):
+                                    grad_kv[token, m, channel + i] = T.cast(0.0, "bfloat16")
+                            else:
+                                if keeps_weights:
+                                    for half in T.unroll(2):
+                                        for e in T.vectorized(4):
+                                            w_local[half * 4 + e] = w_shared[m, c, half, thread, e]
+                                gradients(
+                                    grad_x_local,
+                                    grad_k_local,
+                                    sums_local,
+                                    (g_words, x_words, k_words),
+                                    w_local,
+                                    factor_local,
+                                    (0, (m * columns + c) * COLUMN, 0),
+                                )
+                            if not keeps_weights and m * columns + c + 1 < STREAMS * columns:
+                                # The next column's, ahead of the stores and the wait.
+                                load_weights(
+                                    w_local,
+                                    weight_fused,
+                                    m + (c + 1) // columns,
+                                    ((c + 1) % columns * threads + thread) * COLUMN,
+                                )
+                            if not is_masked:
+                                for i in T.vectorized(COLUMN):
+                                    grad_x[token, m, channel + i] = grad_x_local[i]
+                                for i in T.vectorized(COLUMN):
+                                    grad_kv[token, m, channel + i] = grad_k_local[i]
+                            commit_async()
+                    token = next_token
+
+                # store: what the part's tokens add up to
+                for m in T.unroll(STREAMS):
+                    for c in T.unroll(columns):
+                        channel = (c * threads + thread) * COLUMN
+                        for half in T.unroll(2):
+                            for e in T.vectorized(4):
+                                grad_w_partial[T.cast(part, "int64"), m, channel + half * 4 + e] = (
+                                    sums_local[(m * columns + c) * COLUMN + half * 4 + e]
+                                )
+            T.pdl_trigger()
 
     return engram_gate_bwd

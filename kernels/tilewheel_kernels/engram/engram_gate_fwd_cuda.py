@@ -5,15 +5,17 @@
     gate = sigmoid(copysign(sqrt(max(|z|, clamp_value)), z))
     out = x + gate * v
 
-A block owns a token at a time: a thread its columns (columns_cuda.py) of all streams, so that v is
-read once. With hidden known, num_sms * blocks_per_sm blocks stay and walk over the tokens: copies
-of the next token to shared memory start as soon as this one's values are in registers, and no other
-thread reads them, so that they need no barrier. With hidden at run time, or where shared memory is
-too small, a block takes one token and reads x and v a second time, from the cache.
-On-chip: 18 * hidden bytes of x and kv in shared memory, 16 * hidden of weights if they fit;
-registers 10 * columns words of data.
-Parameters: hidden a multiple of 256 (or of 512 above 5120) for the first, of 64 for the second.
-Numerics: fp32 sums in a fixed order; out rounded once. A token's result does not depend on others.
+With more tokens than blocks fit, num_sms * blocks_per_sm blocks stay and walk over the tokens: a
+thread owns columns (columns_cuda.py) of all streams, so that v is read once; copies of the next
+token to shared memory start as soon as this one's values are in registers, and no other thread
+reads them, so that they need no barrier. With fewer tokens a block takes one token, or one or two
+streams of it, from memory without a ring (forward_cuda.py). With hidden at run time, or where
+shared memory is too small, see generic_fwd_cuda.py.
+On-chip: 18 * hidden bytes of x and kv in shared memory, 16 * hidden of weights above 2560 if they
+fit; registers 10 * columns words of data.
+Parameters: hidden a multiple of 256 (or of 512 above 5120) for the ring, of 64 otherwise.
+Numerics: fp32 sums in a fixed order; out rounded once. A token's result does not depend on others
+nor on how many blocks share it: the sums have one order.
 Reference: tilewheel.reference.engram.engram_gate_fwd.
 Source: original.
 """
@@ -32,12 +34,17 @@ from tilewheel_kernels.engram.columns_cuda import (
     element,
     fma,
     from_stream,
-    inverse_root,
     shared_bytes,
-    sigmoid,
     sum_over_block,
     wait_async,
 )
+from tilewheel_kernels.engram.forward_cuda import (
+    add_to_sums,
+    few_tokens,
+    gate_of,
+    save,
+)
+from tilewheel_kernels.engram.generic_fwd_cuda import generic
 
 if TYPE_CHECKING:
     from tvm.tirx import PrimFunc
@@ -49,7 +56,7 @@ PASS_CONFIGS: dict[str, object] = {
 }
 
 _MAX_ONE_COLUMN = 5120
-_GENERIC_THREADS = 256
+_MAX_CACHED_WEIGHTS = 2560
 _SCRATCH_BYTES = 4096
 
 
@@ -59,54 +66,13 @@ def engram_gate_fwd(*, hidden: int | None) -> "PrimFunc":
     Raises ValueError for a hidden that is no multiple of 64.
     """
     if hidden is None:
-        return _generic(None)
+        return generic(None)
     if hidden % 64 != 0:
         raise ValueError(f"hidden: is {hidden}, must be a multiple of 64")
     columns = 1 if hidden <= _MAX_ONE_COLUMN else 2
     if hidden % (columns * COLUMN * WARP) or 18 * hidden + _SCRATCH_BYTES > shared_bytes():
-        return _generic(hidden)
+        return generic(hidden)
     return _pipelined(hidden, columns)
-
-
-@T.macro
-def _gate(gate_local, sums_local, hidden, eps, clamp_value):  # type: ignore[no-untyped-def]
-    """Turn the sums (x^2, k^2, x * w * k) of a lane's stream into rstd_x, rstd_k, and the gate."""
-    size = T.cast(hidden, "float32")
-    sums_local[0] = inverse_root(sums_local[0] * (T.float32(1.0) / size) + eps)
-    sums_local[1] = inverse_root(sums_local[1] * (T.float32(1.0) / size) + eps)
-    z = sums_local[2] * sums_local[0] * sums_local[1] * inverse_root(size)
-    gate_local[0] = z
-    # A comparison, because a maximum would lose a NaN.
-    magnitude = T.abs(gate_local[0])
-    gate_local[1] = T.sqrt(T.if_then_else(magnitude < clamp_value, clamp_value, magnitude))
-    gate_local[0] = sigmoid(T.call_extern("float32", "copysignf", gate_local[1], gate_local[0]))
-
-
-@T.macro
-def _save(  # type: ignore[no-untyped-def]
-    saved, gate_local, sums_local, num_saved, token, thread, is_masked
-):
-    """Write a token's numbers for the backward pass, from the first lane of each stream."""
-    if (num_saved > 0) & (thread < WARP) & (thread % (WARP // STREAMS) == 0):
-        stream = thread // (WARP // STREAMS)
-        zero = T.float32(0.0)
-        saved[0][token, stream] = T.if_then_else(is_masked, zero, sums_local[2])
-        saved[1][token, stream] = T.if_then_else(is_masked, zero, gate_local[0])
-        saved[2][token, stream] = T.if_then_else(is_masked, zero, sums_local[0])
-        saved[3][token, stream] = T.if_then_else(is_masked, zero, sums_local[1])
-
-
-@T.macro
-def _add_to_sums(  # type: ignore[no-untyped-def]
-    values_local, x_words, k_words, w_local, stream, offset
-):
-    """Add a column of a stream to its sums of x^2, k^2 and x * w * k."""
-    for i in T.unroll(COLUMN):
-        a = element(x_words, offset + i)
-        b = element(k_words, i)
-        values_local[stream] = fma(a, a, values_local[stream])
-        values_local[4 + stream] = fma(b, b, values_local[4 + stream])
-        values_local[8 + stream] = fma(a * w_local[i], b, values_local[8 + stream])
 
 
 def _pipelined(hidden: int, columns: int) -> "PrimFunc":
@@ -114,9 +80,12 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
     threads = hidden // COLUMN // columns
     warps = threads // WARP
     ring_bytes = 18 * hidden
-    keeps_weights = ring_bytes + 16 * hidden + _SCRATCH_BYTES <= shared_bytes()
+    # Narrow weights stay in the L1 cache, and more blocks fit; wide ones do not.
+    keeps_weights = (
+        hidden > _MAX_CACHED_WEIGHTS and ring_bytes + 16 * hidden + _SCRATCH_BYTES <= shared_bytes()
+    )
     on_chip = ring_bytes + 16 * hidden * keeps_weights + _SCRATCH_BYTES
-    blocks_per_sm = max(1, min(shared_bytes() // on_chip, 1024 // threads, 2))
+    blocks_per_sm = max(1, min(shared_bytes() // on_chip, 1024 // threads, 3))
     value = 2 * STREAMS  # the ring's slots: x of the streams, k of the streams, v
     num_tokens = T.dynamic("num_tokens")
     num_masked = T.dynamic("num_masked")
@@ -137,9 +106,12 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
         clamp_value: T.float32,
         num_sms: T.int32,
     ):
-        with T.Kernel(T.min(num_tokens, num_sms * blocks_per_sm), threads=threads) as block:
+        with T.Kernel(
+            T.min(num_tokens * STREAMS, num_sms * blocks_per_sm), threads=threads
+        ) as block:
             thread = T.get_thread_binding()
-            num_blocks = T.min(num_tokens, num_sms * blocks_per_sm)
+            num_blocks = T.min(num_tokens, num_sms * blocks_per_sm)  # of the last branch
+            T.annotate_min_blocks_per_sm(blocks_per_sm)
             ring_shared = T.alloc_shared((2 * STREAMS + 1, columns, threads, 4), "uint32")
             if keeps_weights:
                 w_shared = T.alloc_shared((STREAMS, columns, 2, threads, 4), "float32")
@@ -156,193 +128,169 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
             is_masked = T.alloc_var("bool", init=False)
             is_next_masked = T.alloc_var("bool", init=False)
             T.pdl_sync()
-
-            # load: the weights and the first token
-            if num_masked > 0:
-                is_next_masked = image_token_mask[token]
-            for m in T.unroll(STREAMS):
+            if num_tokens * STREAMS <= num_sms * blocks_per_sm:
+                token = T.cast(block // STREAMS, "int64")
+                if num_masked > 0:
+                    is_masked = image_token_mask[token]
+                few_tokens(
+                    (x, kv, weight_fused, out),
+                    (dot, gate, rstd_x, rstd_k),
+                    partial_shared,
+                    token,
+                    is_masked,
+                    block % STREAMS,
+                    thread,
+                    (1, columns, threads, hidden, num_saved),
+                    (eps, clamp_value),
+                )
+            elif num_tokens * 2 <= num_sms * blocks_per_sm:
+                token = T.cast(block // 2, "int64")
+                if token < T.cast(num_tokens, "int64"):
+                    if num_masked > 0:
+                        is_masked = image_token_mask[token]
+                    few_tokens(
+                        (x, kv, weight_fused, out),
+                        (dot, gate, rstd_x, rstd_k),
+                        partial_shared,
+                        token,
+                        is_masked,
+                        block % 2 * 2,
+                        thread,
+                        (2, columns, threads, hidden, num_saved),
+                        (eps, clamp_value),
+                    )
+            elif num_tokens <= num_sms * blocks_per_sm:
+                if block < num_tokens:
+                    if num_masked > 0:
+                        is_masked = image_token_mask[token]
+                    few_tokens(
+                        (x, kv, weight_fused, out),
+                        (dot, gate, rstd_x, rstd_k),
+                        partial_shared,
+                        token,
+                        is_masked,
+                        0,
+                        thread,
+                        (STREAMS, columns, threads, hidden, num_saved),
+                        (eps, clamp_value),
+                    )
+            else:
+                # load: the weights and the first token
+                if num_masked > 0:
+                    is_next_masked = image_token_mask[token]
+                for m in T.unroll(STREAMS):
+                    for c in T.unroll(columns):
+                        channel = (c * threads + thread) * COLUMN
+                        copy_async(ring_shared[m, c, thread, 0], x[token, m, channel])
+                        copy_async(ring_shared[STREAMS + m, c, thread, 0], kv[token, m, channel])
+                        if keeps_weights:
+                            for half in T.unroll(2):
+                                copy_async(
+                                    w_shared[m, c, half, thread, 0],
+                                    weight_fused[m, channel + half * 4],
+                                )
+                    commit_async()
                 for c in T.unroll(columns):
                     channel = (c * threads + thread) * COLUMN
-                    copy_async(ring_shared[m, c, thread, 0], x[token, m, channel])
-                    copy_async(ring_shared[STREAMS + m, c, thread, 0], kv[token, m, channel])
-                    if keeps_weights:
-                        for half in T.unroll(2):
-                            copy_async(
-                                w_shared[m, c, half, thread, 0],
-                                weight_fused[m, channel + half * 4],
-                            )
+                    copy_async(ring_shared[value, c, thread, 0], kv[token, STREAMS, channel])
                 commit_async()
-            for c in T.unroll(columns):
-                channel = (c * threads + thread) * COLUMN
-                copy_async(ring_shared[value, c, thread, 0], kv[token, STREAMS, channel])
-            commit_async()
 
-            for step in T.unroll(
-                T.truncdiv(num_tokens - 1 - block, num_blocks) + 1, unroll_factor=1
-            ):
-                next_token = token + T.cast(num_blocks, "int64")
-                has_next = next_token < T.cast(num_tokens, "int64")
-                is_masked = is_next_masked
-                if (num_masked > 0) & has_next:
-                    is_next_masked = image_token_mask[next_token]
-                for i in T.unroll(3 * STREAMS):
-                    values_local[i] = T.float32(0.0)
+                for step in T.unroll(
+                    T.truncdiv(num_tokens - 1 - block, num_blocks) + 1, unroll_factor=1
+                ):
+                    next_token = token + T.cast(num_blocks, "int64")
+                    has_next = next_token < T.cast(num_tokens, "int64")
+                    is_masked = is_next_masked
+                    if (num_masked > 0) & has_next:
+                        is_next_masked = image_token_mask[next_token]
+                    for i in T.unroll(3 * STREAMS):
+                        values_local[i] = T.float32(0.0)
 
-                # load and compute: the sums; each slot is filled again once it has been read
-                for m in T.unroll(STREAMS):
+                    # load and compute: the sums; each slot is filled again once it has been read
+                    for m in T.unroll(STREAMS):
+                        wait_async(STREAMS)
+                        T.sync_warp()
+                        for c in T.unroll(columns):
+                            channel = (c * threads + thread) * COLUMN
+                            offset = (m * columns + c) * 4
+                            x_words[T.Ramp(offset, 1, 4)] = T.lds128(ring_shared[m, c, thread, 0])
+                            k_words[T.Ramp(0, 1, 4)] = T.lds128(
+                                ring_shared[STREAMS + m, c, thread, 0]
+                            )
+                            if has_next:
+                                copy_async(ring_shared[m, c, thread, 0], x[next_token, m, channel])
+                                copy_async(
+                                    ring_shared[STREAMS + m, c, thread, 0],
+                                    kv[next_token, m, channel],
+                                )
+                            for half in T.unroll(2):
+                                for e in T.vectorized(4):
+                                    if keeps_weights:
+                                        w_local[half * 4 + e] = w_shared[m, c, half, thread, e]
+                                    else:
+                                        w_local[half * 4 + e] = weight_fused[
+                                            m, channel + half * 4 + e
+                                        ]
+                            add_to_sums(
+                                values_local, x_words, k_words, w_local, m, STREAMS, 2 * offset
+                            )
+                        commit_async()
                     wait_async(STREAMS)
                     T.sync_warp()
                     for c in T.unroll(columns):
                         channel = (c * threads + thread) * COLUMN
-                        offset = (m * columns + c) * 4
-                        x_words[T.Ramp(offset, 1, 4)] = T.lds128(ring_shared[m, c, thread, 0])
-                        k_words[T.Ramp(0, 1, 4)] = T.lds128(ring_shared[STREAMS + m, c, thread, 0])
+                        v_words[T.Ramp(c * 4, 1, 4)] = T.lds128(ring_shared[value, c, thread, 0])
                         if has_next:
-                            copy_async(ring_shared[m, c, thread, 0], x[next_token, m, channel])
                             copy_async(
-                                ring_shared[STREAMS + m, c, thread, 0], kv[next_token, m, channel]
+                                ring_shared[value, c, thread, 0], kv[next_token, STREAMS, channel]
                             )
-                        for half in T.unroll(2):
-                            for e in T.vectorized(4):
-                                if keeps_weights:
-                                    w_local[half * 4 + e] = w_shared[m, c, half, thread, e]
-                                else:
-                                    w_local[half * 4 + e] = weight_fused[m, channel + half * 4 + e]
-                        _add_to_sums(values_local, x_words, k_words, w_local, m, 2 * offset)
                     commit_async()
-                wait_async(STREAMS)
-                T.sync_warp()
-                for c in T.unroll(columns):
-                    channel = (c * threads + thread) * COLUMN
-                    v_words[T.Ramp(c * 4, 1, 4)] = T.lds128(ring_shared[value, c, thread, 0])
-                    if has_next:
-                        copy_async(
-                            ring_shared[value, c, thread, 0], kv[next_token, STREAMS, channel]
-                        )
-                commit_async()
-                sum_over_block(sums_local, values_local, partial_shared, step % 2, thread, 3, warps)
-                _gate(gate_local, sums_local, hidden, eps, clamp_value)
+                    sum_over_block(
+                        sums_local,
+                        values_local,
+                        partial_shared,
+                        step % 2,
+                        thread,
+                        3,
+                        warps,
+                        STREAMS,
+                    )
+                    gate_of(gate_local, sums_local, hidden, eps, clamp_value)
 
-                # store
-                _save(
-                    (dot, gate, rstd_x, rstd_k),
-                    gate_local,
-                    sums_local,
-                    num_saved,
-                    token,
-                    thread,
-                    is_masked,
-                )
-                for m in T.unroll(STREAMS):
-                    gate_local[1] = from_stream(gate_local[0], m)
-                    for c in T.unroll(columns):
-                        channel = (c * threads + thread) * COLUMN
-                        if is_masked:
-                            T.stg128(
-                                out[token, m, channel], x_words[T.Ramp((m * columns + c) * 4, 1, 4)]
-                            )
-                        else:
-                            for i in T.vectorized(COLUMN):
-                                out_local[i] = T.cast(
-                                    fma(
-                                        gate_local[1],
-                                        element(v_words, c * COLUMN + i),
-                                        element(x_words, (m * columns + c) * COLUMN + i),
-                                    ),
-                                    "bfloat16",
-                                )
-                            for i in T.vectorized(COLUMN):
-                                out[token, m, channel + i] = out_local[i]
-                token = next_token
-            T.pdl_trigger()
-
-    return engram_gate_fwd
-
-
-def _generic(hidden: int | None) -> "PrimFunc":
-    """Build the kernel with one token a block and any number of columns."""
-    threads = _GENERIC_THREADS
-    warps = threads // WARP
-    num_tokens = T.dynamic("num_tokens")
-    num_masked = T.dynamic("num_masked")
-    num_saved = T.dynamic("num_saved")
-    size = T.dynamic("hidden_64") * 64 if hidden is None else hidden
-
-    @T.prim_func
-    def engram_gate_fwd(
-        x: T.Tensor((num_tokens, STREAMS, size), "bfloat16"),
-        kv: T.Tensor((num_tokens, STREAMS + 1, size), "bfloat16"),
-        weight_fused: T.Tensor((STREAMS, size), "float32"),
-        image_token_mask: T.Tensor((num_masked,), "bool"),
-        out: T.Tensor((num_tokens, STREAMS, size), "bfloat16"),
-        dot: T.Tensor((num_saved, STREAMS), "float32"),
-        gate: T.Tensor((num_saved, STREAMS), "float32"),
-        rstd_x: T.Tensor((num_saved, STREAMS), "float32"),
-        rstd_k: T.Tensor((num_saved, STREAMS), "float32"),
-        eps: T.float32,
-        clamp_value: T.float32,
-    ):
-        with T.Kernel(num_tokens, threads=threads) as block:
-            thread = T.get_thread_binding()
-            token = T.cast(block, "int64")
-            partial_shared = T.alloc_shared((1, 3, STREAMS, warps), "float32")
-            x_words = T.alloc_local((4,), "uint32")
-            v_words = T.alloc_local((4,), "uint32")
-            w_local = T.alloc_local((COLUMN,), "float32")
-            out_local = T.alloc_local((COLUMN,), "bfloat16")
-            values_local = T.alloc_local((3 * STREAMS,), "float32")
-            sums_local = T.alloc_local((3,), "float32")
-            gate_local = T.alloc_local((2,), "float32")
-            gates_local = T.alloc_local((STREAMS,), "float32")
-            is_masked = T.alloc_var("bool", init=False)
-            num_rounds = T.truncdiv(size // COLUMN + threads - 1, threads)
-            T.pdl_sync()
-            if num_masked > 0:
-                is_masked = image_token_mask[token]
-            for i in T.unroll(3 * STREAMS):
-                values_local[i] = T.float32(0.0)
-
-            # load and compute: the sums
-            for c in T.unroll(num_rounds, unroll_factor=1):
-                column = c * threads + thread
-                if column < size // COLUMN:
+                    # store
+                    save(
+                        (dot, gate, rstd_x, rstd_k),
+                        gate_local,
+                        sums_local,
+                        num_saved,
+                        token,
+                        thread,
+                        is_masked,
+                        0,
+                        STREAMS,
+                    )
                     for m in T.unroll(STREAMS):
-                        x_words[T.Ramp(0, 1, 4)] = T.ldg128(x[token, m, column * COLUMN])
-                        v_words[T.Ramp(0, 1, 4)] = T.ldg128(kv[token, m, column * COLUMN])
-                        for e in T.vectorized(COLUMN):
-                            w_local[e] = weight_fused[m, column * COLUMN + e]
-                        _add_to_sums(values_local, x_words, v_words, w_local, m, 0)
-            sum_over_block(sums_local, values_local, partial_shared, 0, thread, 3, warps)
-            _gate(gate_local, sums_local, size, eps, clamp_value)
-            T.pdl_trigger()
-
-            # store
-            _save(
-                (dot, gate, rstd_x, rstd_k),
-                gate_local,
-                sums_local,
-                num_saved,
-                token,
-                thread,
-                is_masked,
-            )
-            for m in T.unroll(STREAMS):
-                gates_local[m] = from_stream(gate_local[0], m)
-            for c in T.unroll(num_rounds, unroll_factor=1):
-                column = c * threads + thread
-                if column < size // COLUMN:
-                    v_words[T.Ramp(0, 1, 4)] = T.ldg128(kv[token, STREAMS, column * COLUMN])
-                    for m in T.unroll(STREAMS):
-                        x_words[T.Ramp(0, 1, 4)] = T.ldg128(x[token, m, column * COLUMN])
-                        if is_masked:
-                            T.stg128(out[token, m, column * COLUMN], x_words[T.Ramp(0, 1, 4)])
-                        else:
-                            for i in T.vectorized(COLUMN):
-                                out_local[i] = T.cast(
-                                    fma(gates_local[m], element(v_words, i), element(x_words, i)),
-                                    "bfloat16",
+                        gate_local[1] = from_stream(gate_local[0], m, STREAMS)
+                        for c in T.unroll(columns):
+                            channel = (c * threads + thread) * COLUMN
+                            if is_masked:
+                                T.stg128(
+                                    out[token, m, channel],
+                                    x_words[T.Ramp((m * columns + c) * 4, 1, 4)],
                                 )
-                            for i in T.vectorized(COLUMN):
-                                out[token, m, column * COLUMN + i] = out_local[i]
+                            else:
+                                for i in T.vectorized(COLUMN):
+                                    out_local[i] = T.cast(
+                                        fma(
+                                            gate_local[1],
+                                            element(v_words, c * COLUMN + i),
+                                            element(x_words, (m * columns + c) * COLUMN + i),
+                                        ),
+                                        "bfloat16",
+                                    )
+                                for i in T.vectorized(COLUMN):
+                                    out[token, m, channel + i] = out_local[i]
+                    token = next_token
+            T.pdl_trigger()
 
     return engram_gate_fwd

@@ -1,11 +1,11 @@
 """engram_gate_bwd, CUDA, for any hidden: see engram_gate_bwd_cuda.py for the mathematics.
 
-Block p is part p and takes four tokens at a time: first the sums of g * v for all of them, over as
-many columns as there are; then, column by column, the gradients, with g read a second time from the
-cache. What the tokens add to the weight's gradient is summed in registers and added to the part in
-memory, which only this block touches.
-On-chip: less than 2 KB of shared memory for sums and factors.
-Parameters: hidden a multiple of 64.
+Four blocks share a part, one for each stream, and walk over its tokens: first the sum of g * v,
+then the gradients, with g read a second time from the cache; each block makes a quarter of grad_v.
+The first columns of the next token are loaded while the block works on this one. What the tokens
+add to the weight's gradient is summed in shared memory, where each column belongs to one thread.
+On-chip: 4 * hidden bytes of sums in shared memory, 64 KB where hidden is known at run time.
+Parameters: hidden a multiple of 64, at most 16384.
 Source: original.
 """
 
@@ -28,37 +28,77 @@ from tilewheel_kernels.engram.columns_cuda import (
 if TYPE_CHECKING:
     from tvm.tirx import PrimFunc
 
-_THREADS = 256
-_TOKENS = 4
+_THREADS = 384
+_MAX_HIDDEN = 16384
 
 
 @T.macro
-def _find_factors(  # type: ignore[no-untyped-def]
-    factors_shared, mask_shared, saved, mask, total_local, sizes, first, thread, clamp_value
-):
-    """Put (a, b_x, b_k, gate) of each token and stream into shared memory, from the first warp.
+def _load_token(words, tensors, token, stream, thread, columns):  # type: ignore[no-untyped-def]
+    """Load a thread's first column of v, g, x and k, or zeros behind the last one."""
+    for i in T.unroll(16):
+        words[i] = T.uint32(0)
+    if thread < columns:
+        words[T.Ramp(0, 1, 4)] = T.ldg128(tensors[2][token, STREAMS, thread * COLUMN])
+        words[T.Ramp(4, 1, 4)] = T.ldg128(tensors[0][token, stream, thread * COLUMN])
+        words[T.Ramp(8, 1, 4)] = T.ldg128(tensors[1][token, stream, thread * COLUMN])
+        words[T.Ramp(12, 1, 4)] = T.ldg128(tensors[2][token, stream, thread * COLUMN])
 
-    Lane 8 * s + b takes stream s of token b; ``sizes`` are num_tokens, num_masked and hidden.
-    """
-    saved_local = T.alloc_local((4,), "float32")
-    own_local = T.alloc_local((3,), "float32")
-    grad_gate_local = T.alloc_local((1,), "float32")
-    b = thread % (WARP // STREAMS)
-    stream = thread // (WARP // STREAMS)
-    token = first + b
-    if (thread < WARP) & (b < _TOKENS) & (token < sizes[0]):
-        load_saved(saved_local, saved, token, stream)
-        for i in T.unroll(_TOKENS):
-            if b == i:
-                grad_gate_local[0] = total_local[i]
-        gradient_factors(own_local, saved_local, grad_gate_local[0], sizes[2], clamp_value)
-        for i in T.unroll(3):
-            factors_shared[b, stream, i] = own_local[i]
-        factors_shared[b, stream, 3] = saved_local[1]
-        if stream == 0:
-            mask_shared[b] = 0
-            if sizes[1] > 0:
-                mask_shared[b] = T.cast(mask[token], "int32")
+
+@T.macro
+def _load_numbers(numbers_local, saved, token, stream, thread):  # type: ignore[no-untyped-def]
+    """Load a stream's saved numbers and, in lane i, the gate of stream i % 4."""
+    load_saved(numbers_local, saved, token, stream)
+    numbers_local[4] = T.reinterpret(T.ldg32(saved[1][token, thread % STREAMS]), "float32")
+
+
+@T.macro
+def _gradients(  # type: ignore[no-untyped-def]
+    outputs, sums_shared, words, w_local, factors, token, stream, column, is_masked
+):
+    """Gradients of a column of a stream from its g, x and k, which begin at the fifth word."""
+    sums_local = T.alloc_local((COLUMN,), "float32")
+    grad_x_local = T.alloc_local((COLUMN,), "bfloat16")
+    grad_k_local = T.alloc_local((COLUMN,), "bfloat16")
+    if is_masked:
+        T.stg128(outputs[0][token, stream, column * COLUMN], words[T.Ramp(4, 1, 4)])
+        for i in T.vectorized(COLUMN):
+            outputs[1][token, stream, column * COLUMN + i] = T.cast(0.0, "bfloat16")
+    else:
+        for half in T.unroll(2):
+            for e in T.vectorized(4):
+                sums_local[half * 4 + e] = sums_shared[half, column, e]
+        for i in T.unroll(COLUMN):
+            a_x = factors[0] * element(words, 16 + i)
+            a_k = factors[0] * element(words, 24 + i)
+            b_x = factors[1] * element(words, 16 + i)
+            b_k = factors[2] * element(words, 24 + i)
+            grad_x_local[i] = T.cast(fma(a_k, w_local[i], element(words, 8 + i) - b_x), "bfloat16")
+            grad_k_local[i] = T.cast(fma(a_x, w_local[i], -b_k), "bfloat16")
+            sums_local[i] = fma(a_x, element(words, 24 + i), sums_local[i])
+        for half in T.unroll(2):
+            for e in T.vectorized(4):
+                sums_shared[half, column, e] = sums_local[half * 4 + e]
+        for i in T.vectorized(COLUMN):
+            outputs[0][token, stream, column * COLUMN + i] = grad_x_local[i]
+        for i in T.vectorized(COLUMN):
+            outputs[1][token, stream, column * COLUMN + i] = grad_k_local[i]
+
+
+@T.macro
+def _grad_v(grad_kv, grad_out, gates_local, token, column, is_masked):  # type: ignore[no-untyped-def]
+    """The value's gradient in a column."""
+    all_words = T.alloc_local((STREAMS * 4,), "uint32")
+    sums_local = T.alloc_local((COLUMN,), "float32")
+    grad_local = T.alloc_local((COLUMN,), "bfloat16")
+    for m in T.unroll(STREAMS):
+        all_words[T.Ramp(m * 4, 1, 4)] = T.ldg128(grad_out[token, m, column * COLUMN])
+    for i in T.unroll(COLUMN):
+        sums_local[i] = T.float32(0.0)
+        for m in T.unroll(STREAMS):
+            sums_local[i] = fma(gates_local[m], element(all_words, m * COLUMN + i), sums_local[i])
+        grad_local[i] = T.cast(T.if_then_else(is_masked, T.float32(0.0), sums_local[i]), "bfloat16")
+    for i in T.vectorized(COLUMN):
+        grad_kv[token, STREAMS, column * COLUMN + i] = grad_local[i]
 
 
 def generic(hidden: int | None) -> "PrimFunc":
@@ -68,6 +108,7 @@ def generic(hidden: int | None) -> "PrimFunc":
     num_masked = T.dynamic("num_masked")
     num_parts = T.dynamic("num_parts")
     size = T.dynamic("hidden_64") * 64 if hidden is None else hidden
+    max_columns = (_MAX_HIDDEN if hidden is None else hidden) // COLUMN
 
     @T.prim_func
     def engram_gate_bwd(
@@ -85,133 +126,115 @@ def generic(hidden: int | None) -> "PrimFunc":
         grad_w_partial: T.Tensor((num_parts, STREAMS, size), "float32"),
         clamp_value: T.float32,
     ):
-        with T.Kernel(num_parts, threads=_THREADS) as part:
+        with T.Kernel(num_parts * STREAMS, threads=_THREADS) as block:
+            T.annotate_min_blocks_per_sm(2)
             thread = T.get_thread_binding()
-            partial_shared = T.alloc_shared((1, _TOKENS, STREAMS, warps), "float32")
-            factors_shared = T.alloc_shared((_TOKENS, STREAMS, 4), "float32")
-            mask_shared = T.alloc_shared((_TOKENS,), "int32")
-            g_words = T.alloc_local((4,), "uint32")
-            x_words = T.alloc_local((4,), "uint32")
-            k_words = T.alloc_local((4,), "uint32")
-            v_words = T.alloc_local((4,), "uint32")
+            part = block // STREAMS
+            stream = block % STREAMS
+            columns = size // COLUMN
+            # The quarter of grad_v that this block makes.
+            begin = columns * stream // STREAMS
+            end = columns * (stream + 1) // STREAMS
+            sums_shared = T.alloc_shared((2, max_columns, 4), "float32")
+            partial_shared = T.alloc_shared((2, 1, 1, warps), "float32")
+            words = T.alloc_local((16,), "uint32")
+            next_words = T.alloc_local((16,), "uint32")
+            numbers_local = T.alloc_local((5,), "float32")
+            next_local = T.alloc_local((5,), "float32")
+            values_local = T.alloc_local((1,), "float32")
+            total_local = T.alloc_local((1,), "float32")
+            gates_local = T.alloc_local((STREAMS,), "float32")
+            factor_local = T.alloc_local((3,), "float32")
             w_local = T.alloc_local((COLUMN,), "float32")
-            sums_local = T.alloc_local((COLUMN,), "float32")
-            grad_v_local = T.alloc_local((_TOKENS, COLUMN), "float32")
-            grad_local = T.alloc_local((COLUMN,), "bfloat16")
-            values_local = T.alloc_local((_TOKENS * STREAMS,), "float32")
-            total_local = T.alloc_local((_TOKENS,), "float32")
-            factor_local = T.alloc_local((4,), "float32")
-            first = T.alloc_var("int64", init=T.cast(part, "int64") * _TOKENS)
-            num_rounds = T.truncdiv(size // COLUMN + _THREADS - 1, _THREADS)
-            num_batches = T.truncdiv(num_tokens + _TOKENS - 1, _TOKENS)
-            num_steps = T.max(T.truncdiv(num_batches - part + num_parts - 1, num_parts), 1)
+            token = T.alloc_var("int64", init=T.cast(part, "int64"))
+            is_masked = T.alloc_var("bool", init=False)
+            num_steps = T.alloc_var("int32", init=0)
+            num_rounds = T.truncdiv(columns + _THREADS - 1, _THREADS)
             T.pdl_sync()
+            if part < num_tokens:
+                num_steps = T.truncdiv(num_tokens - 1 - part, num_parts) + 1
+                _load_token(next_words, (grad_out, x, kv), token, stream, thread, columns)
+                _load_numbers(next_local, (dot, gate, rstd_x, rstd_k), token, stream, thread)
+            for c in T.unroll(num_rounds, unroll_factor=1):
+                column = c * _THREADS + thread
+                if column < columns:
+                    for half in T.unroll(2):
+                        for e in T.vectorized(4):
+                            sums_shared[half, column, e] = T.float32(0.0)
+
             for step in T.unroll(num_steps, unroll_factor=1):
-                # load and compute: grad_gate of four tokens
-                for i in T.unroll(_TOKENS * STREAMS):
-                    values_local[i] = T.float32(0.0)
-                for c in T.unroll(num_rounds, unroll_factor=1):
-                    channel = (c * _THREADS + thread) * COLUMN
-                    for b in T.unroll(_TOKENS):
-                        if (channel < size) & (first + b < num_tokens):
-                            v_words[T.Ramp(0, 1, 4)] = T.ldg128(kv[first + b, STREAMS, channel])
-                            for m in T.unroll(STREAMS):
-                                g_words[T.Ramp(0, 1, 4)] = T.ldg128(grad_out[first + b, m, channel])
-                                for i in T.unroll(COLUMN):
-                                    values_local[b * STREAMS + m] = fma(
-                                        element(g_words, i),
-                                        element(v_words, i),
-                                        values_local[b * STREAMS + m],
-                                    )
-                sum_over_block(total_local, values_local, partial_shared, 0, thread, _TOKENS, warps)
-                _find_factors(
-                    factors_shared,
-                    mask_shared,
-                    (dot, gate, rstd_x, rstd_k),
-                    image_token_mask,
-                    total_local,
-                    (num_tokens, num_masked, size),
-                    first,
-                    thread,
-                    clamp_value,
+                # load and compute: grad_gate
+                next_token = token + T.cast(num_parts, "int64")
+                for i in T.unroll(16):
+                    words[i] = next_words[i]
+                for i in T.unroll(5):
+                    numbers_local[i] = next_local[i]
+                if num_masked > 0:
+                    is_masked = image_token_mask[token]
+                if next_token < T.cast(num_tokens, "int64"):
+                    _load_token(next_words, (grad_out, x, kv), next_token, stream, thread, columns)
+                    _load_numbers(
+                        next_local, (dot, gate, rstd_x, rstd_k), next_token, stream, thread
+                    )
+                values_local[0] = T.float32(0.0)
+                for i in T.unroll(COLUMN):
+                    values_local[0] = fma(element(words, 8 + i), element(words, i), values_local[0])
+                for c in T.unroll(num_rounds - 1, unroll_factor=1):
+                    column = (c + 1) * _THREADS + thread
+                    if column < columns:
+                        v_words = T.alloc_local((4,), "uint32")
+                        g_words = T.alloc_local((4,), "uint32")
+                        v_words[T.Ramp(0, 1, 4)] = T.ldg128(kv[token, STREAMS, column * COLUMN])
+                        g_words[T.Ramp(0, 1, 4)] = T.ldg128(
+                            grad_out[token, stream, column * COLUMN]
+                        )
+                        for i in T.unroll(COLUMN):
+                            values_local[0] = fma(
+                                element(g_words, i), element(v_words, i), values_local[0]
+                            )
+                for m in T.unroll(STREAMS):
+                    gates_local[m] = T.shfl_sync(numbers_local[4], m)
+                sum_over_block(
+                    total_local, values_local, partial_shared, step % 2, thread, 1, warps, 1
                 )
-                T.sync_threads()
+                gradient_factors(factor_local, numbers_local, total_local[0], size, clamp_value)
 
                 # load, compute and store: gradients, column by column
                 for c in T.unroll(num_rounds, unroll_factor=1):
-                    channel = (c * _THREADS + thread) * COLUMN
-                    if channel < size:
-                        for b in T.unroll(_TOKENS):
-                            for i in T.unroll(COLUMN):
-                                grad_v_local[b, i] = T.float32(0.0)
-                        for m in T.unroll(STREAMS):
-                            for e in T.vectorized(COLUMN):
-                                w_local[e] = weight_fused[m, channel + e]
-                            for e in T.unroll(COLUMN):
-                                sums_local[e] = T.float32(0.0)
-                            if step > 0:
-                                for e in T.vectorized(COLUMN):
-                                    sums_local[e] = grad_w_partial[
-                                        T.cast(part, "int64"), m, channel + e
-                                    ]
-                            for b in T.unroll(_TOKENS):
-                                if first + b < num_tokens:
-                                    g_words[T.Ramp(0, 1, 4)] = T.ldg128(
-                                        grad_out[first + b, m, channel]
-                                    )
-                                    if mask_shared[b] != 0:
-                                        T.stg128(
-                                            grad_x[first + b, m, channel], g_words[T.Ramp(0, 1, 4)]
-                                        )
-                                        for i in T.vectorized(COLUMN):
-                                            grad_kv[first + b, m, channel + i] = T.cast(
-                                                0.0, "bfloat16"
-                                            )
-                                    else:
-                                        for i in T.vectorized(4):
-                                            factor_local[i] = factors_shared[b, m, i]
-                                        x_words[T.Ramp(0, 1, 4)] = T.ldg128(
-                                            x[first + b, m, channel]
-                                        )
-                                        k_words[T.Ramp(0, 1, 4)] = T.ldg128(
-                                            kv[first + b, m, channel]
-                                        )
-                                        for i in T.unroll(COLUMN):
-                                            a_x = factor_local[0] * element(x_words, i)
-                                            sums_local[i] = fma(
-                                                a_x, element(k_words, i), sums_local[i]
-                                            )
-                                            grad_v_local[b, i] = fma(
-                                                factor_local[3],
-                                                element(g_words, i),
-                                                grad_v_local[b, i],
-                                            )
-                                            b_k = factor_local[2] * element(k_words, i)
-                                            grad_local[i] = T.cast(
-                                                fma(a_x, w_local[i], -b_k), "bfloat16"
-                                            )
-                                        for i in T.vectorized(COLUMN):
-                                            grad_kv[first + b, m, channel + i] = grad_local[i]
-                                        for i in T.unroll(COLUMN):
-                                            a_k = factor_local[0] * element(k_words, i)
-                                            b_x = factor_local[1] * element(x_words, i)
-                                            grad_local[i] = T.cast(
-                                                fma(a_k, w_local[i], element(g_words, i) - b_x),
-                                                "bfloat16",
-                                            )
-                                        for i in T.vectorized(COLUMN):
-                                            grad_x[first + b, m, channel + i] = grad_local[i]
-                            for e in T.vectorized(COLUMN):
-                                grad_w_partial[T.cast(part, "int64"), m, channel + e] = sums_local[
-                                    e
-                                ]
-                        for b in T.unroll(_TOKENS):
-                            if first + b < num_tokens:
-                                for i in T.vectorized(COLUMN):
-                                    grad_local[i] = T.cast(grad_v_local[b, i], "bfloat16")
-                                for i in T.vectorized(COLUMN):
-                                    grad_kv[first + b, STREAMS, channel + i] = grad_local[i]
-                first = first + T.cast(num_parts, "int64") * _TOKENS
+                    column = c * _THREADS + thread
+                    if column < columns:
+                        for e in T.vectorized(COLUMN):
+                            w_local[e] = weight_fused[stream, column * COLUMN + e]
+                        if c > 0:
+                            words[T.Ramp(4, 1, 4)] = T.ldg128(
+                                grad_out[token, stream, column * COLUMN]
+                            )
+                            words[T.Ramp(8, 1, 4)] = T.ldg128(x[token, stream, column * COLUMN])
+                            words[T.Ramp(12, 1, 4)] = T.ldg128(kv[token, stream, column * COLUMN])
+                        _gradients(
+                            (grad_x, grad_kv),
+                            sums_shared,
+                            words,
+                            w_local,
+                            factor_local,
+                            token,
+                            stream,
+                            column,
+                            is_masked,
+                        )
+                        if (column >= begin) & (column < end):
+                            _grad_v(grad_kv, grad_out, gates_local, token, column, is_masked)
+                token = next_token
             T.pdl_trigger()
+
+            # store: what the part's tokens add up to
+            for c in T.unroll(num_rounds, unroll_factor=1):
+                column = c * _THREADS + thread
+                if column < columns:
+                    for half in T.unroll(2):
+                        for e in T.vectorized(4):
+                            grad_w_partial[
+                                T.cast(part, "int64"), stream, column * COLUMN + half * 4 + e
+                            ] = sums_shared[half, column, e]
 
     return engram_gate_bwd

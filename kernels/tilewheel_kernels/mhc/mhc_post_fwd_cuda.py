@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 # The kernel bounds every index itself; this pass would check every access a second time.
 PASS_CONFIGS: dict[str, object] = {"tl.disable_safe_memory_legalize": True}
 
-_THREADS = 128
-_BLOCKS_PER_SM = 7  # 72 registers a thread
+_THREADS = 64
+_BLOCKS_PER_SM = 14  # 72 registers a thread
 
 
 def mhc_post_fwd(*, hidden: int | None) -> "PrimFunc":

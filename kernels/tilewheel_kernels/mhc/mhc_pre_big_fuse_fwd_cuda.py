@@ -10,11 +10,14 @@ stream. The first ones make post_mix and comb_mix, each of 1, 2, 4, ... or 32 to
 there are no more than 256. The others stream: a block owns a token, or 128 or 256 vectors of one
 without output_norm. A thread owns vectors of 8 channels in all streams and asks for two of them
 before it looks at the mixes, so that the latency of memory is paid once; each block makes pre by
-itself.
+itself. With few tokens it asks after it has the mixes: comb is what takes longest then, and the
+splits that it waits for would queue behind the residual.
 On-chip: 32 * (4 * 25 + 17) + 48 floats of shared memory; registers of a thread: 16 words of each
 vector and 8 sums.
 Parameters: hidden is decided at run time, a multiple of 64. With output_norm a block of 512 threads
-keeps 8192 channels in registers; of wider tokens it stores the rest and reads it again.
+keeps 8192 channels in registers; of wider tokens it stores the rest and reads it again. Half of
+these threads would have nothing to load of 4096 channels or less: fixed at such a number, a block
+has 256.
 Numerics: float32; sums in an order that depends on num_splits and hidden alone. Reciprocals and
 square roots are within 1 or 2 units in the last place.
 Reference: tilewheel.reference.mhc.pre_big_fuse_fwd.
@@ -44,6 +47,7 @@ _THREADS = 128
 _NORM_THREADS = 512
 _FEW_TOKENS = 256  # a block makes comb for one token up to here, two up to twice as many, ...
 _MAX_SHIFT = 5  # ... and 1 << 5 at most
+_FEW_VECTORS_PER_SM = 768  # of all tokens: up to here the residual is asked for after the mixes
 _BLOCKS_PER_SM = 4  # streaming blocks of two vectors a thread; where fewer, one vector a thread
 _MIN_THREADS_PER_SM = 1024  # 64 registers each
 _LANES = 32
@@ -51,17 +55,19 @@ _TOKEN_WORDS = NUM_STREAMS * WORDS
 
 
 def mhc_pre_big_fuse_fwd(*, hidden: int | None, output_norm: bool) -> "PrimFunc":
-    """Return the kernel for any number of channels that is a multiple of 64.
+    """Return the kernel for hidden channels, or for any multiple of 64.
 
-    Raises ValueError for a fixed number: it would gain nothing.
+    Raises ValueError for a fixed number without output_norm or above 4096: it would gain nothing.
     """
-    if hidden is not None:
-        raise ValueError(f"hidden: is {hidden}, must be any")
     threads = _NORM_THREADS if output_norm else _THREADS
+    if hidden is not None:
+        threads = _NORM_THREADS // 2
+        if not output_norm or hidden > threads * _SLOTS * VECTOR:
+            raise ValueError(f"hidden: is {hidden}, must be any")
     num_warps = threads // _LANES
     num_splits = T.dynamic("num_splits")
     num_tokens = T.dynamic("num_tokens")
-    hidden_64 = T.dynamic("hidden_64")
+    hidden_64 = T.dynamic("hidden_64") if hidden is None else hidden // 64
     channels = hidden_64 * 64
     num_vectors = hidden_64 * 8
     shift = sum(T.cast(num_tokens > _FEW_TOKENS << i, "int32") for i in range(_MAX_SHIFT))
@@ -228,9 +234,14 @@ def mhc_pre_big_fuse_fwd(*, hidden: int | None, output_norm: bool) -> "PrimFunc"
             end = T.min(first + (1 << block_shift(num_sms)), num_vectors)
         first = first + thread
 
+        is_late = (num_tokens <= _FEW_TOKENS) & (
+            T.cast(num_tokens, "int64") * num_vectors <= num_sms * _FEW_VECTORS_PER_SM
+        )
+
         # load
-        for k in T.unroll(_SLOTS):
-            load_streams(residual, words_local, k, token, first + k * threads, end)
+        if not is_late:
+            for k in T.unroll(_SLOTS):
+                load_streams(residual, words_local, k, token, first + k * threads, end)
         mixes.find_pre(
             gemm_out_mul,
             gemm_out_sqrsum,
@@ -242,6 +253,10 @@ def mhc_pre_big_fuse_fwd(*, hidden: int | None, output_norm: bool) -> "PrimFunc"
             channels,
             (rms_eps, pre_eps),
         )
+        if is_late:
+            # Comb takes longest here: its splits must not queue behind the residual.
+            for k in T.unroll(_SLOTS):
+                load_streams(residual, words_local, k, token, first + k * threads, end)
 
         # compute and store
         for k in T.unroll(_SLOTS):

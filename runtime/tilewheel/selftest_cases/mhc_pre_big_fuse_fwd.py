@@ -17,7 +17,8 @@ from tilewheel.selftest_cases.quantised import place
 def cases(parameters: dict[str, Value], device: str) -> Iterator[Case]:
     """Yield the calls for one variant."""
     has_norm = bool(parameters["output_norm"])
-    # num_splits, num_tokens, hidden, floats between tokens, eps, repeat
+    fixed = parameters["hidden"]
+    # num_splits, num_tokens, hidden where it is any, floats between tokens, eps, repeat
     for num_splits, num_tokens, hidden, row, eps, repeat in (
         (1, 0, 64, 24, 1e-6, 20),
         (1, 5, 320, 24, 1e-6, 20),
@@ -25,6 +26,8 @@ def cases(parameters: dict[str, Value], device: str) -> Iterator[Case]:
         (21, 3, 4096, 24, 1e-5, 1),
         (128, 2, 7168, 24, 1e-6, 20),
     ):
+        if isinstance(fixed, int):
+            hidden = fixed
         inputs = pre_inputs(num_splits, num_tokens, hidden, row=row)
         numbers = (eps, eps, eps, 2.0, repeat)
         weight = torch.linspace(-2.0, 2.0, hidden).to(torch.bfloat16) if has_norm else None

@@ -25,7 +25,8 @@ channels: Callable[[Any, Any], str] = compare.within(8 * BF16_ABSOLUTE, BF16_REL
 normalised_channels: Callable[[Any, Any], str] = compare.within(
     32 * BF16_ABSOLUTE, 2 * BF16_RELATIVE
 )
-"""With output norm a value is rounded twice; weights up to 2 scale the rest."""
+"""With output norm a value is rounded twice, and next to a tie the other way each time; weights up
+to 2 scale the rest."""
 
 
 def pre_inputs(
