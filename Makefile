@@ -18,11 +18,17 @@ CPUS ?= $(if $(CPU),$(CPU),x86_64,aarch64)
 SHARD ?=
 SHARDS ?= $(OUT)/shards
 DIST ?= dist
+CACHE ?=
+REMOTE_CACHE ?=
+DASK ?=
+MEMORY ?=
 
 BUILD_ARGUMENTS = --target '$(TARGET)' --profile '$(PROFILE)' --out '$(OUT)' \
 	$(if $(ARCHS),--archs '$(ARCHS)') $(if $(ONLY),--only '$(ONLY)')
 
-BUILD_OPTIONS = --jobs '$(JOBS)' $(if $(CPU),--machine '$(CPU)') $(if $(SHARD),--shard '$(SHARD)')
+BUILD_OPTIONS = --jobs '$(JOBS)' $(if $(CPU),--machine '$(CPU)') $(if $(SHARD),--shard '$(SHARD)') \
+	$(if $(CACHE),--cache '$(CACHE)') $(if $(REMOTE_CACHE),--remote-cache '$(REMOTE_CACHE)') \
+	$(if $(DASK),--dask '$(DASK)') $(if $(MEMORY),--memory '$(MEMORY)')
 
 # Artifacts for another processor cannot be tested here.
 OTHER_CPU = $(filter-out $(shell uname -m),$(CPU))
@@ -39,6 +45,7 @@ help: ## print this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 	@echo
 	@echo "TARGET=cuda|all PROFILE=smoke|dev|release|<model>|<path>.yaml ONLY='<glob over keys>' ARCHS=sm_90a JOBS=$(JOBS) SHARD=1/4 CPU=aarch64"
+	@echo "REMOTE_CACHE=s3://bucket/directory CACHE=directory DASK=tcp://scheduler:8786 MEMORY=8G (docs/scale.md)"
 
 $(STAMP): requirements-dev.txt pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "Python: is %d.%d, must be 3.10 or newer" % sys.version_info[:2])'

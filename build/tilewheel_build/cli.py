@@ -1,26 +1,38 @@
-"""``python -m tilewheel_build list | grid | lower | build | merge | finish | verify``."""
+"""``python -m tilewheel_build list | grid | lower | build | merge | finish | verify | cache``."""
 
 from __future__ import annotations
 
 import argparse
 import errno
-import math
 import os
 import platform
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
-from tilewheel_build import model_grid
+from tilewheel_build import cache_cli, model_grid, option_types
 from tilewheel_build.backends import BACKENDS
+from tilewheel_build.cache import DEFAULT_LIMIT_BYTES, shared
 from tilewheel_build.checkout import ROOT
-from tilewheel_build.driver import DISK_FULL, BuildResult, Failure, Layout, build, plan_units
+from tilewheel_build.dask_runner import cluster_runner
+from tilewheel_build.driver import (
+    DISK_FULL,
+    BuildResult,
+    Failure,
+    Layout,
+    Runner,
+    build,
+    local_cache,
+    local_runner,
+    plan_units,
+)
 from tilewheel_build.errors import (
     ArtifactError,
+    ClusterError,
     CompilationError,
     LoweringError,
     OptionError,
@@ -52,8 +64,12 @@ def main(arguments: Sequence[str]) -> int:
     try:
         if options.command == "verify":
             return _verify(layout.artifacts(options.machine), options.target, errors)
+        if options.command == "cache":
+            cache_cli.run(options, layout.out, errors.print)
+            return EXIT_OK
         if options.command == "finish":
-            with _exclusive(layout.out, errors):
+            directory = local_cache(layout).directory
+            with _exclusive(layout.out, errors), shared(directory, DEFAULT_LIMIT_BYTES):
                 return _finish(layout, options, errors)
         if options.command == "merge":
             with _exclusive(layout.out, errors):
@@ -74,8 +90,10 @@ def main(arguments: Sequence[str]) -> int:
             if options.command == "lower":
                 return _lower(chosen, layout)
             if options.source_only:
-                if options.shard is not None:
-                    raise OptionError("--shard: is given, must not be with --source-only")
+                for name in ("shard", "dask", "remote_cache"):
+                    if getattr(options, name) is not None:
+                        option = name.replace("_", "-")
+                        raise OptionError(f"--{option}: is given, must not be with --source-only")
                 return _pack(chosen, layout, options, errors)
             return _build(chosen, layout, options, errors)
     except OSError as error:
@@ -91,6 +109,7 @@ def main(arguments: Sequence[str]) -> int:
         LoweringError,
         CompilationError,
         ArtifactError,
+        ClusterError,
     ) as error:
         errors.print(str(error))
         return error.exit_code
@@ -107,6 +126,7 @@ def _parser() -> argparse.ArgumentParser:
         ("merge", "publish what `build --shard` wrote, once all shards are there"),
         ("finish", "compile what `build --source-only` wrote, e.g. where CANN is installed"),
         ("verify", "check built artifacts: hashes, symbols, architectures"),
+        ("cache", "say what a cache of built artifacts holds, or remove entries from it"),
     ):
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("--root", type=Path, default=ROOT, help="the checkout")
@@ -114,14 +134,17 @@ def _parser() -> argparse.ArgumentParser:
         if name in ("build", "finish", "verify"):
             command.add_argument("--machine", default=platform.machine(), choices=MACHINES)
         if name in ("build", "finish"):
-            command.add_argument("--jobs", type=_jobs, default=os.cpu_count() or 1)
+            command.add_argument("--jobs", type=option_types.jobs, default=os.cpu_count() or 1)
             command.add_argument(
                 "--compile-timeout",
-                type=_seconds,
+                type=option_types.seconds,
                 default=TIMEOUT_S,
                 metavar="SECONDS",
                 help="how long one run of the device compiler may take (default: %(default)g)",
             )
+        if name == "cache":
+            cache_cli.add_command_options(command)
+            continue
         if name == "finish":
             command.add_argument("directory", type=Path, help="e.g. out/sources/ascend")
             continue
@@ -146,7 +169,7 @@ def _parser() -> argparse.ArgumentParser:
         if name in ("list", "build"):
             command.add_argument(
                 "--shard",
-                type=_shard,
+                type=option_types.shard,
                 metavar="I/N",
                 help="only the I-th of N shares, into out/shards, to `merge` later",
             )
@@ -156,30 +179,19 @@ def _parser() -> argparse.ArgumentParser:
                 action="store_true",
                 help="lower only, into out/sources/<target>, to `finish` elsewhere",
             )
+            command.add_argument(
+                "--memory",
+                type=option_types.size,
+                metavar="SIZE",
+                help="what all local processes may take, e.g. 8G (default: what is available)",
+            )
+            command.add_argument(
+                "--dask",
+                metavar="ADDRESS",
+                help="build on this Dask cluster instead, e.g. tcp://scheduler:8786",
+            )
+            cache_cli.add_build_options(command)
     return parser
-
-
-def _jobs(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"is {text!r}, must be an integer of at least 1")
-    return int(text)
-
-
-def _shard(text: str) -> Shard:
-    try:
-        return Shard.parse(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"is {text!r}, must be a number above 0")
-    return seconds
 
 
 @contextmanager
@@ -267,32 +279,51 @@ def _build(
     errors: Console,
 ) -> int:
     console = _console()
-    for backend, variants in chosen.items():
-        # Every tool is looked for before the first unit starts: a missing one fails early.
-        plan_units(variants[:1], layout=layout, backend=backend, machine=options.machine)
     results: list[BuildResult] = []
     shard: Shard | None = options.shard
-    run = build if shard is None else partial(build_shard, shard=shard)
-    for backend, variants in chosen.items():
-        total = len(variants if shard is None else deal(variants, shard))
-        with watch(console, backend, total) as observe:
-            results.append(
-                run(
-                    variants,
-                    layout=layout,
-                    backend=backend,
-                    jobs=options.jobs,
-                    machine=options.machine,
-                    timeout_s=options.compile_timeout,
-                    observe=observe,
-                )
+    build_share = build if shard is None else partial(build_shard, shard=shard)
+    with ExitStack() as stack:
+        cache = stack.enter_context(cache_cli.cache_of(options, layout.out, _warning(errors)))
+        for backend, variants in chosen.items():
+            # Every tool is looked for before the first unit starts: a missing one fails early.
+            plan_units(
+                variants[:1], layout=layout, backend=backend, machine=options.machine, cache=cache
             )
+        run = stack.enter_context(_runner(options))
+        for backend, variants in chosen.items():
+            total = len(variants if shard is None else deal(variants, shard))
+            with watch(console, backend, total) as observe:
+                results.append(
+                    build_share(
+                        variants,
+                        layout=layout,
+                        backend=backend,
+                        machine=options.machine,
+                        cache=cache,
+                        run=run,
+                        timeout_s=options.compile_timeout,
+                        observe=observe,
+                    )
+                )
     console.print(artifact_table(results))
     failures = [failure for result in results for failure in result.failures]
     built = sum(len(result.built) for result in results)
     cached = sum(item.cached for result in results for item in result.built)
     console.print(f"{built} artifacts ({cached} from the cache), {len(failures)} failed")
     return _report(failures, errors)
+
+
+@contextmanager
+def _runner(options: argparse.Namespace) -> Iterator[Runner]:
+    if options.dask is None:
+        yield local_runner(options.jobs, options.memory)
+        return
+    with cluster_runner(options.dask) as run:
+        yield run
+
+
+def _warning(errors: Console) -> Callable[[str], None]:
+    return lambda message: errors.print(f"warning: {message}")
 
 
 def _pack(

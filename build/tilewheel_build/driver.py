@@ -8,9 +8,9 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +18,18 @@ from tilewheel.key import Key
 from tilewheel.manifest import RUNTIME_ABI, SCHEMA_VERSION, Artifact, Library, Manifest
 from tilewheel.version import VERSION
 from tilewheel_build.backends import BACKENDS
+from tilewheel_build.cache import Cache, store
 from tilewheel_build.errors import (
     ArtifactError,
     CompilationError,
     LoweringError,
     OptionError,
     ToolchainError,
+    WorkerError,
 )
 from tilewheel_build.fingerprint import driver_hash, fingerprint, fingerprint_inputs
 from tilewheel_build.host_compiler import MACHINES
+from tilewheel_build.memory import Admission
 from tilewheel_build.pool import run_units
 from tilewheel_build.process import TIMEOUT_S
 from tilewheel_build.publish import publish
@@ -89,14 +92,48 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 Observer = Callable[[Key, str], None]
 """Called in the driver's process with a key and ``cached``, ``built`` or ``failed``."""
 
+Runner = Callable[[Sequence[Unit]], Iterator[tuple[Unit, UnitFacts | BaseException]]]
+"""Brings units into the local cache and gives each with its facts or its error, as they finish."""
+
+
+def local_runner(jobs: int, memory_bytes: int | None = None) -> Runner:
+    """Return the runner that uses up to ``jobs`` processes of this machine.
+
+    It starts no more than fit into ``memory_bytes``, or into what the machine has where that is
+    None: each operator's units are taken to need what the largest of them so far did.
+    """
+    admission = Admission(memory_bytes)
+
+    def kind(unit: Unit) -> str:
+        # Where a sibling's device code is there only the launcher is compiled, in far less memory.
+        work = "link" if unit.siblings else "compile"
+        return f"{unit.variant.key.operator} {unit.variant.key.target.backend} {work}"
+
+    def fits(running: Sequence[Unit], unit: Unit) -> bool:
+        return admission.fits([kind(other) for other in running], kind(unit))
+
+    def run(units: Sequence[Unit]) -> Iterator[tuple[Unit, UnitFacts | BaseException]]:
+        for unit, outcome in run_units(build_unit, units, jobs, fits):
+            if isinstance(outcome, UnitFacts):
+                admission.learn(kind(unit), outcome.peak_bytes)
+            yield unit, outcome
+
+    return run
+
+
+def local_cache(layout: Layout) -> Cache:
+    """Return the cache that a build uses where nothing else is said."""
+    return Cache(directory=layout.out / "cache")
+
 
 def build(
     variants: Sequence[Variant],
     *,
     layout: Layout,
     backend: str,
-    jobs: int,
     machine: str,
+    cache: Cache,
+    run: Runner,
     timeout_s: float = TIMEOUT_S,
     observe: Observer = lambda key, event: None,
 ) -> BuildResult:
@@ -107,33 +144,41 @@ def build(
 
     Raises:
         ToolchainError: a tool is missing; nothing was started.
+        ClusterError: what ``run`` runs on went away; nothing was published.
     """
     units = plan_units(
-        variants, layout=layout, backend=backend, machine=machine, timeout_s=timeout_s
+        variants, layout=layout, backend=backend, machine=machine, cache=cache, timeout_s=timeout_s
     )
-    result = build_units(units, jobs, observe)
+    result = build_units(units, cache, run, observe)
     if result.built:
-        manifest, files = collect(result.built, layout=layout, backend=backend, machine=machine)
+        manifest, files = collect(
+            result.built, layout=layout, backend=backend, machine=machine, cache=cache
+        )
         publish(layout.artifacts(machine) / backend, manifest, files)
     return result
 
 
 def build_units(
-    units: Iterable[Unit], jobs: int, observe: Observer = lambda key, event: None
+    units: Sequence[Unit],
+    cache: Cache,
+    run: Runner,
+    observe: Observer = lambda key, event: None,
 ) -> BuildResult:
-    """Bring units into the cache: those that it lacks are built, ``jobs`` at a time."""
+    """Bring units into the cache: ``run`` builds those that neither of its levels has."""
     built: list[Built] = []
     missing: list[Unit] = []
+    found = cache.find([unit.fingerprint for unit in units])
     for unit in units:
-        facts = read_unit(unit.cache)
+        facts = read_unit(unit.cache) if unit.fingerprint in found else None
         if facts is None:
             missing.append(unit)
         else:
             built.append(Built(unit=unit, facts=facts, cached=True))
             observe(unit.variant.key, "cached")
     failures: list[Failure] = []
-    for unit, outcome in run_units(build_unit, missing, jobs):
+    for unit, outcome in run(_with_siblings(missing, cache)) if missing else ():
         if isinstance(outcome, UnitFacts):
+            cache.share(unit.fingerprint)
             built.append(Built(unit=unit, facts=outcome, cached=False))
         else:
             failures.append(failure(unit.variant.key, unit.work, outcome))
@@ -143,12 +188,22 @@ def build_units(
     return BuildResult(built=tuple(built), failures=tuple(failures))
 
 
+def _with_siblings(units: Sequence[Unit], cache: Cache) -> list[Unit]:
+    """Return the units with those siblings only that the cache has, after fetching them."""
+    found = cache.find([path.name for unit in units for path in unit.siblings])
+    return [
+        replace(unit, siblings=tuple(path for path in unit.siblings if path.name in found))
+        for unit in units
+    ]
+
+
 def plan_units(
     variants: Iterable[Variant],
     *,
     layout: Layout,
     backend: str,
     machine: str,
+    cache: Cache,
     timeout_s: float = TIMEOUT_S,
 ) -> tuple[Unit, ...]:
     """Return the units of work for the variants; raises ToolchainError when a tool is missing."""
@@ -157,7 +212,7 @@ def plan_units(
     others = [name for name in MACHINES if name != machine and described.has_portable_image]
     units = []
     for variant in variants:
-        inputs = unit_inputs(variant, layout, machine, toolchain)
+        inputs = unit_inputs(variant, layout.kernels, machine, toolchain)
         identity = fingerprint(inputs)
         siblings = [fingerprint({**inputs, "machine": name}) for name in others]
         units.append(
@@ -165,8 +220,8 @@ def plan_units(
                 variant=variant,
                 fingerprint=identity,
                 kernels_root=layout.kernels,
-                cache=layout.out / "cache" / identity,
-                siblings=tuple(layout.out / "cache" / sibling for sibling in siblings),
+                cache=cache.path(identity),
+                siblings=tuple(cache.path(sibling) for sibling in siblings),
                 work=layout.out / "work" / str(variant.key),
                 machine=machine,
                 timeout_s=timeout_s,
@@ -176,13 +231,13 @@ def plan_units(
 
 
 def unit_inputs(
-    variant: Variant, layout: Layout, machine: str, toolchain: Mapping[str, str]
+    variant: Variant, kernels_root: Path, machine: str, toolchain: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return what the artifact of a variant is made from in this checkout."""
+    """Return what the artifact of a variant is made from, with the kernels below a directory."""
     backend = BACKENDS[variant.key.target.backend]
     return fingerprint_inputs(
         variant,
-        kernels_root=layout.kernels,
+        kernels_root=kernels_root,
         machine=machine,
         toolchain=toolchain,
         flags=backend.flags,
@@ -192,7 +247,7 @@ def unit_inputs(
 
 def failure(key: Key, work: Path, error: BaseException) -> Failure:
     """Return the report of a unit that raised ``error``, or whose worker died."""
-    known = (LoweringError, CompilationError, ToolchainError, ArtifactError)
+    known = (LoweringError, CompilationError, ToolchainError, ArtifactError, WorkerError)
     message = str(error) if isinstance(error, known) else f"{type(error).__name__}: {error}"
     exit_code = getattr(error, "exit_code", 1)
     if isinstance(error, BrokenProcessPool):
@@ -204,7 +259,7 @@ def failure(key: Key, work: Path, error: BaseException) -> Failure:
 
 
 def collect(
-    built: Sequence[Built], *, layout: Layout, backend: str, machine: str
+    built: Sequence[Built], *, layout: Layout, backend: str, machine: str, cache: Cache
 ) -> tuple[Manifest, dict[str, Path]]:
     """Return the manifest of what was built, and where the files to publish with it are."""
     files: dict[str, Path] = {}
@@ -224,12 +279,12 @@ def collect(
         source = source_name(item.unit.variant)
         suffix = Path(source).suffix
         files[artifact.path.removesuffix(".so") + suffix] = item.unit.cache / source
-    libraries, library_files = build_libraries(layout, backend, machine)
+    libraries, library_files = build_libraries(layout, backend, machine, cache)
     return new_manifest(layout, backend, artifacts, libraries), files | library_files
 
 
 def build_libraries(
-    layout: Layout, backend: str, machine: str
+    layout: Layout, backend: str, machine: str, cache: Cache
 ) -> tuple[tuple[Library, ...], dict[str, Path]]:
     """Return the libraries that a backend's artifacts open by name, and where their files are."""
     described = BACKENDS[backend]
@@ -238,17 +293,17 @@ def build_libraries(
     inputs = [driver_hash(described.sources), machine, *map(str, described.toolchain())]
     identity = hashlib.sha256("\n".join([*inputs, *described.flags]).encode()).hexdigest()
     name = described.library_name()
-    path = layout.out / "cache" / identity / name
-    if not path.is_file():
+    path = cache.path(identity) / name
+    if not cache.find([identity]):
         # As for a unit: what a killed build leaves is in the work directory, where the next one
-        # removes it, and the cache gets the finished directory as a whole.
+        # removes it, and the cache gets the finished file as a whole.
         work = layout.out / "work" / name
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)
-        described.compile_library(work / name, machine, layout.out / "cache" / "zig")
-        path.parent.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(path.parent, ignore_errors=True)
-        os.rename(work, path.parent)
+        described.compile_library(work / name, machine, cache.directory / "zig")
+        store(path.parent, {name: (work / name).read_bytes()})
+        shutil.rmtree(work, ignore_errors=True)
+        cache.share(identity)
     content = path.read_bytes()
     library = Library(
         path=name,

@@ -31,3 +31,15 @@ class ArtifactError(RuntimeError):
     """A built artifact is not what the manifest and the contract say."""
 
     exit_code = 7
+
+
+class WorkerError(RuntimeError):
+    """A unit of work took the process that it ran in with it."""
+
+    exit_code = 1
+
+
+class ClusterError(RuntimeError):
+    """A cluster that a build runs on went away, or has nobody to work."""
+
+    exit_code = 8

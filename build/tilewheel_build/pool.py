@@ -5,8 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
@@ -14,38 +15,64 @@ _Unit = TypeVar("_Unit")
 _Result = TypeVar("_Result")
 
 
+Admit = Callable[[Sequence[_Unit], _Unit], bool]
+"""Whether a unit may start beside those that are running; one that would run alone always may."""
+
+_ASK_AGAIN_S = 1.0
+
+
 def run_units(
-    function: Callable[[_Unit], _Result], units: Sequence[_Unit], jobs: int
+    function: Callable[[_Unit], _Result],
+    units: Sequence[_Unit],
+    jobs: int,
+    admit: Admit[_Unit] = lambda running, unit: True,
 ) -> Iterator[tuple[_Unit, _Result | BaseException]]:
     """Yield each unit with what ``function`` returned or raised, as they finish.
 
-    A worker that is killed (out of memory, say) breaks its pool and takes the innocent units with
-    it; those left run again one at a time, each in a pool of its own: only the culprit fails.
+    At most ``jobs`` run at once, and only as many as ``admit`` allows. A worker that is killed (out
+    of memory, say) breaks its pool and takes the innocent units with it; those left run again one
+    at a time, each in a pool of its own: only the culprit fails.
     """
     left = list(units)
     if not left:
         return
-    for unit, outcome in _run_pool(function, left, max(1, min(jobs, len(left)))):
+    for unit, outcome in _run_pool(function, left, max(1, min(jobs, len(left))), admit):
         if not isinstance(outcome, BrokenProcessPool):
             left.remove(unit)
             yield unit, outcome
     for unit in left:
-        yield from _run_pool(function, [unit], 1)
+        yield from _run_pool(function, [unit], 1, admit)
 
 
 def _run_pool(
-    function: Callable[[_Unit], _Result], units: Sequence[_Unit], jobs: int
+    function: Callable[[_Unit], _Result], units: Sequence[_Unit], jobs: int, admit: Admit[_Unit]
 ) -> Iterator[tuple[_Unit, _Result | BaseException]]:
     # Spawned, not forked: TileLang must start fresh and the driver may have threads.
     executor = ProcessPoolExecutor(
         jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_end_with_parent
     )
-    futures: dict[Future[_Result], _Unit] = {}
+    waiting = deque(units)
+    running: dict[Future[_Result], _Unit] = {}
     try:
-        futures = {executor.submit(function, unit): unit for unit in units}
-        for future in as_completed(futures):
-            error = future.exception()
-            yield futures[future], future.result() if error is None else error
+        while waiting or running:
+            while (
+                waiting
+                and len(running) < jobs
+                and (not running or admit(list(running.values()), waiting[0]))
+            ):
+                running[executor.submit(function, waiting[0])] = waiting[0]
+                waiting.popleft()
+            is_held_back = bool(waiting) and len(running) < jobs
+            done, _ = wait(
+                running,
+                timeout=_ASK_AGAIN_S if is_held_back else None,
+                return_when=FIRST_COMPLETED,
+            )
+            for future in done:
+                error = future.exception()
+                yield running.pop(future), future.result() if error is None else error
+    except BrokenProcessPool as error:  # it broke before what is left was submitted
+        yield from ((unit, error) for unit in (*running.values(), *waiting))
     except BaseException:
         for process in list((executor._processes or {}).values()):
             process.terminate()

@@ -43,7 +43,7 @@ def publish(
             for name, text in {**texts, FILE_NAME: dump(manifest)}.items():
                 (staging / name).write_text(text)
             _set_modes(staging)
-            _exchange(staging, directory)
+            exchange(staging, directory)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
 
@@ -63,9 +63,9 @@ def lock(descriptor: int, *, waits: Callable[[], None] = lambda: None) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
-def _exchange(new: Path, old: Path) -> None:
+def exchange(new: Path, old: Path) -> None:
     """Put ``new`` in the place of ``old``, which then has the name ``new`` if it existed."""
-    if not old.exists():
+    if not os.path.lexists(old):
         os.rename(new, old)
         return
     libc = ctypes.CDLL(None, use_errno=True)

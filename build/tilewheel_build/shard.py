@@ -17,10 +17,12 @@ from typing import Any
 from tilewheel.errors import ManifestError
 from tilewheel.manifest import FILE_NAME, Artifact, Library, Manifest, read
 from tilewheel_build.backends import BACKENDS
+from tilewheel_build.cache import Cache
 from tilewheel_build.driver import (
     BuildResult,
     Layout,
     Observer,
+    Runner,
     build_units,
     collect,
     plan_units,
@@ -102,8 +104,9 @@ def build_shard(
     *,
     layout: Layout,
     backend: str,
-    jobs: int,
     machine: str,
+    cache: Cache,
+    run: Runner,
     timeout_s: float = TIMEOUT_S,
     observe: Observer = lambda key, event: None,
 ) -> BuildResult:
@@ -111,12 +114,14 @@ def build_shard(
 
     Raises:
         ToolchainError: a tool is missing; nothing was started.
+        ClusterError: what ``run`` runs on went away; nothing was published.
     """
     units = plan_units(
-        variants, layout=layout, backend=backend, machine=machine, timeout_s=timeout_s
+        variants, layout=layout, backend=backend, machine=machine, cache=cache, timeout_s=timeout_s
     )
     own = {variant.key for variant in deal(variants, shard)}
-    result = build_units([unit for unit in units if unit.variant.key in own], jobs, observe)
+    share = [unit for unit in units if unit.variant.key in own]
+    result = build_units(share, cache, run, observe)
     if result.failures:
         return result
     record = {
@@ -124,7 +129,9 @@ def build_shard(
         "machine": machine,
         "plan": {str(unit.variant.key): unit.fingerprint for unit in units},
     }
-    manifest, files = collect(result.built, layout=layout, backend=backend, machine=machine)
+    manifest, files = collect(
+        result.built, layout=layout, backend=backend, machine=machine, cache=cache
+    )
     text = json.dumps(record, sort_keys=True, indent=1) + "\n"
     publish(shard_directory(layout, machine, backend, shard), manifest, files, {RECORD: text})
     return result

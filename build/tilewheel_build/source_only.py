@@ -26,6 +26,7 @@ from tilewheel_build.driver import (
     build_libraries,
     describe,
     failure,
+    local_cache,
     new_manifest,
     unit_inputs,
 )
@@ -122,7 +123,7 @@ def pack(
         if not isinstance(outcome, UnitFacts):
             failures.append(failure(key, unit.folder, outcome))
             continue
-        inputs = unit_inputs(unit.variant, layout, machine, dict(packages))
+        inputs = unit_inputs(unit.variant, layout.kernels, machine, dict(packages))
         _write_json(unit.folder / INPUTS, inputs)
         _write_json(unit.folder / HASHES, _hashes(unit.folder))
         files |= {f"{key}/{path.name}": path for path in unit.folder.iterdir()}
@@ -200,7 +201,9 @@ def finish(
         source = unit.folder / ("kernel" + backend.source_suffix)
         files[artifact.path.removesuffix(".so") + backend.source_suffix] = source
     if done:
-        libraries, library_files = build_libraries(layout, backend.name, machine)
+        libraries, library_files = build_libraries(
+            layout, backend.name, machine, local_cache(layout)
+        )
         finished = replace(manifest, artifacts=tuple(done.values()), libraries=libraries)
         publish(layout.artifacts(machine) / backend.name, finished, files | library_files)
     for key in done:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import time
 from dataclasses import asdict, dataclass, replace
@@ -18,7 +17,9 @@ from typing import Any
 from tilewheel.key import Target
 from tilewheel.manifest import Argument, Launch, Resources
 from tilewheel_build.backends import BACKENDS, DeviceJob
-from tilewheel_build.elf import read_shared_object
+from tilewheel_build.cache import store
+from tilewheel_build.elf import parse_shared_object
+from tilewheel_build.entry import EntryError, check, read_directory
 from tilewheel_build.errors import ArtifactError
 from tilewheel_build.host_compiler import compile_launcher
 from tilewheel_build.launcher import (
@@ -29,6 +30,7 @@ from tilewheel_build.launcher import (
     launcher_source,
 )
 from tilewheel_build.lower import Lowered, lower_kernel
+from tilewheel_build.memory import measured_peak
 from tilewheel_build.process import TIMEOUT_S
 from tilewheel_build.variant import Variant, bindings
 
@@ -58,7 +60,10 @@ class Unit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitFacts:
-    """What is known of a built artifact, beside the file itself."""
+    """What is known of a built artifact, beside the file itself.
+
+    ``peak_bytes`` is the most memory that the process that built it and its compilers held.
+    """
 
     sha256: str
     size_bytes: int
@@ -67,6 +72,7 @@ class UnitFacts:
     resources: Resources
     lower_s: float
     compile_s: float
+    peak_bytes: int = 0
 
 
 def source_name(variant: Variant) -> str:
@@ -97,21 +103,26 @@ def build_unit(unit: Unit) -> UnitFacts:
     shutil.rmtree(unit.work, ignore_errors=True)
     unit.work.mkdir(parents=True)
     target, zig_cache = unit.variant.key.target, unit.cache.parent / "zig"
-    image = _copy_sibling(unit)
-    if image is not None:
-        result = link(
-            image, work=unit.work, target=target, machine=unit.machine, zig_cache=zig_cache
-        )
-    else:
-        result = compile_sources(
-            write_sources(unit.variant, unit.kernels_root, unit.work),
-            work=unit.work,
-            target=target,
-            machine=unit.machine,
-            zig_cache=zig_cache,
-            timeout_s=unit.timeout_s,
-        )
-    _publish(unit.work, unit.cache, (ARTIFACT, source_name(unit.variant), LAUNCHER), result)
+    with measured_peak() as peak_bytes:
+        image = _copy_sibling(unit)
+        if image is not None:
+            done = link(
+                image, work=unit.work, target=target, machine=unit.machine, zig_cache=zig_cache
+            )
+        else:
+            done = compile_sources(
+                write_sources(unit.variant, unit.kernels_root, unit.work),
+                work=unit.work,
+                target=target,
+                machine=unit.machine,
+                zig_cache=zig_cache,
+                timeout_s=unit.timeout_s,
+            )
+    result = replace(done, peak_bytes=peak_bytes())
+    names = (ARTIFACT, source_name(unit.variant), LAUNCHER)
+    files = {name: (unit.work / name).read_bytes() for name in names}
+    files[FACTS] = (json.dumps(asdict(result), sort_keys=True, indent=1) + "\n").encode()
+    store(unit.cache, files)
     shutil.rmtree(unit.work, ignore_errors=True)
     return result
 
@@ -123,13 +134,14 @@ def _copy_sibling(unit: Unit) -> UnitFacts | None:
     """
     backend = BACKENDS[unit.variant.key.target.backend]
     for sibling in unit.siblings:
-        facts = read_unit(sibling)
-        if facts is None:
+        entry = _read_entry(sibling)
+        if entry is None:
             continue
-        image = read_shared_object(sibling / ARTIFACT).image
+        facts, files = entry
+        image = parse_shared_object(files[ARTIFACT]).image
         (unit.work / ("kernel" + backend.image_suffix)).write_bytes(image)
         for name in (source_name(unit.variant), LAUNCHER):
-            shutil.copyfile(sibling / name, unit.work / name)
+            (unit.work / name).write_bytes(files[name])
         shutil.copyfile(TEMPLATES / ARGUMENTS_HEADER, unit.work / ARGUMENTS_HEADER)
         return facts
     return None
@@ -233,35 +245,20 @@ def link(
     )
 
 
-def _publish(work: Path, cache: Path, names: tuple[str, ...], facts: UnitFacts) -> None:
-    """Move the finished files into the cache as a whole: a directory is there complete or not."""
-    cache.parent.mkdir(parents=True, exist_ok=True)
-    # Below the work directory: whatever a killed build leaves, the next build of the unit removes.
-    finished = work / "finished"
-    finished.mkdir()
-    for name in names:
-        shutil.copyfile(work / name, finished / name)
-    (finished / FACTS).write_text(json.dumps(asdict(facts), sort_keys=True, indent=1) + "\n")
-    try:
-        os.rename(finished, cache)
-    except OSError:
-        # Another process finished the same unit first, or a broken entry is in the way.
-        if read_unit(cache) is None:
-            shutil.rmtree(cache, ignore_errors=True)
-            os.rename(finished, cache)
-
-
 def read_unit(cache: Path) -> UnitFacts | None:
     """Return the facts of a cached unit, or None if it is absent, incomplete or altered."""
+    entry = _read_entry(cache)
+    return None if entry is None else entry[0]
+
+
+def _read_entry(cache: Path) -> tuple[UnitFacts, dict[str, bytes]] | None:
+    """Return facts and files of a cached unit, the very bytes that were checked."""
     try:
-        tree = json.loads((cache / FACTS).read_text())
-        facts = facts_from_json(tree)
-        complete = len(list(cache.glob("kernel.*"))) == 1 and (cache / LAUNCHER).is_file()
-        if not complete or _sha256(cache / ARTIFACT) != facts.sha256:
-            return None
-    except (OSError, ArtifactError, ValueError, KeyError, TypeError):
+        files = read_directory(cache)
+        check(files, cache.name)
+        return facts_from_json(json.loads(files[FACTS])), files
+    except (EntryError, ValueError, KeyError, TypeError):
         return None
-    return facts
 
 
 def facts_from_json(tree: dict[str, Any]) -> UnitFacts:
@@ -283,6 +280,7 @@ def facts_from_json(tree: dict[str, Any]) -> UnitFacts:
         resources=Resources(**tree["resources"]),
         lower_s=tree["lower_s"],
         compile_s=tree["compile_s"],
+        peak_bytes=tree.get("peak_bytes", 0),
     )
 
 

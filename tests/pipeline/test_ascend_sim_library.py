@@ -126,7 +126,7 @@ def test_killed_build_of_the_library_leaves_nothing_in_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tilewheel_build import driver
-    from tilewheel_build.driver import BACKENDS, Layout, build_libraries
+    from tilewheel_build.driver import BACKENDS, Layout, build_libraries, local_cache
 
     def killed(out: Path, machine: str, zig_cache: Path) -> None:
         out.write_bytes(b"half")
@@ -141,13 +141,19 @@ def test_killed_build_of_the_library_leaves_nothing_in_the_cache(
     killing = {"ascend-sim": replace(simulator, compile_library=killed)}
     monkeypatch.setattr(driver, "BACKENDS", killing)
     with pytest.raises(KeyboardInterrupt):
-        build_libraries(layout, "ascend-sim", "x86_64")
+        build_libraries(layout, "ascend-sim", "x86_64", local_cache(layout))
     assert not (layout.out / "cache").exists()
     working = {"ascend-sim": replace(simulator, compile_library=compiled)}
     monkeypatch.setattr(driver, "BACKENDS", working)
-    (library,), found = build_libraries(layout, "ascend-sim", "x86_64")
+    (library,), found = build_libraries(layout, "ascend-sim", "x86_64", local_cache(layout))
     assert (library.path, library.size_bytes) == ("libsimulator.so", 5)
     assert found[library.path].read_bytes() == b"whole"
-    assert [path for path in layout.out.rglob("*") if path.is_file()] == [found[library.path]]
+    assert sorted(path.name for path in layout.out.rglob("*") if path.is_file()) == [
+        "entry.json",
+        "libsimulator.so",
+    ]
     assert not list((layout.out / "work").iterdir())
-    assert build_libraries(layout, "ascend-sim", "x86_64") == ((library,), found)
+    assert build_libraries(layout, "ascend-sim", "x86_64", local_cache(layout)) == (
+        (library,),
+        found,
+    )

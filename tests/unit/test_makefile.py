@@ -49,6 +49,11 @@ def test_shard_is_built_without_a_test_of_what_is_not_published():
     assert commands("merge", "SHARDS=/tmp/parts")[0].endswith(" --out 'out' '/tmp/parts'")
 
 
+def test_caches_cluster_and_memory_are_passed_on():
+    built, _ = commands("build", "CACHE=/a b", "REMOTE_CACHE=s3://b/c", "DASK=x:1", "MEMORY=8G")
+    assert built.endswith(" --cache '/a b' --remote-cache 's3://b/c' --dask 'x:1' --memory '8G'")
+
+
 def test_artifacts_for_another_processor_are_built_and_not_tested():
     other = "aarch64" if platform.machine() == "x86_64" else "x86_64"
     (built,) = commands("build", f"CPU={other}")
