@@ -5,10 +5,13 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-from torch import Tensor, dtype, strided
+from torch import Tensor, bfloat16, dtype, strided
 from torch.compiler import is_compiling
 
 from tilewheel import torch_ops
+
+FLOAT32_MAX = 3.4028234663852886e38
+_HIDDEN_MULTIPLE = 64
 
 
 def dense(where: str, tensor: object, dtypes: tuple[dtype, ...], hint: str = "") -> None:
@@ -41,6 +44,49 @@ def contiguous(where: str, tensor: Tensor, hint: str = "call .contiguous()") -> 
         )
 
 
+def hidden(where: str, size: int, highest: int) -> None:
+    """Refuse a hidden that kernels cannot take."""
+    if size % _HIDDEN_MULTIPLE or not _HIDDEN_MULTIPLE <= size <= highest:
+        raise ValueError(
+            f"{where}: hidden is {size}, must be a multiple of {_HIDDEN_MULTIPLE} up to {highest}"
+        )
+
+
+def streams(where: str, x: Tensor, num_streams: int, max_hidden: int) -> int:
+    """Return hidden once ``x`` is a contiguous bfloat16 [num_tokens, num_streams, hidden]."""
+    dense(where, x, (bfloat16,))
+    if x.ndim != 3 or x.shape[1] != num_streams:
+        raise ValueError(
+            f"{where}: shape is {tuple(x.shape)}, must be [num_tokens, {num_streams}, hidden]"
+        )
+    size: int = x.shape[2]
+    hidden(where, size, max_hidden)
+    contiguous(where, x)
+    return size
+
+
+def same_device(where: str, tensor: Tensor, like: Tensor, name: str) -> None:
+    """Refuse a tensor that is elsewhere than ``like``, the argument called ``name``."""
+    if tensor.device != like.device:
+        raise ValueError(f"{where}: is on {tensor.device}, must be on {like.device} like {name}")
+
+
+def shaped(
+    where: str, tensor: Tensor, *, like: Tensor, name: str, shape: tuple[int, ...], of: dtype
+) -> None:
+    """Refuse a tensor of another dtype or shape, or elsewhere than ``like``, called ``name``."""
+    dense(where, tensor, (of,))
+    if tensor.shape != shape:
+        raise ValueError(f"{where}: shape is {tuple(tensor.shape)}, must be {shape}")
+    same_device(where, tensor, like, name)
+
+
+def flag(where: str, value: Any) -> None:
+    """Refuse what is no bool."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{where}: is {kind(value)}, must be a bool")
+
+
 def integer(where: str, value: Any, lowest: int, highest: int) -> int:
     """Return ``value`` as an int; anything with ``__index__`` but a bool is one."""
     # A traced int is an int to isinstance alone: Dynamo does not know hasattr of one.
@@ -63,11 +109,7 @@ def output(
     It may not share memory with ``like``, the argument called ``name``, nor require gradients: the
     operator writes it in place.
     """
-    dense(where, out, (of,))
-    if tuple(out.shape) != shape:
-        raise ValueError(f"{where}: shape is {tuple(out.shape)}, must be {shape}")
-    if out.device != like.device:
-        raise ValueError(f"{where}: is on {out.device}, must be on {like.device} like {name}")
+    shaped(where, out, like=like, name=name, shape=shape, of=of)
     contiguous(where, out, hint="")
     if out.requires_grad:
         raise ValueError(f"{where}: requires gradients, must not\nhint: call .detach()")

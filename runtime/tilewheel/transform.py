@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, bfloat16, empty, float32, int32, int64
@@ -21,6 +21,18 @@ __all__ = ["apply_rotary"]
 _DTYPES = {bfloat16: "bfloat16", float32: "float32"}
 _HEAD_DIMS = (64, 128)
 _MAX_SEQLEN_OFFSET = 2**30
+
+
+class _Call(NamedTuple):
+    """The arguments of ``apply_rotary``, in the order of its operator of torch."""
+
+    query: Tensor
+    cos_sin_cache: Tensor
+    key: Tensor | None
+    positions: Tensor | None
+    interleaved: bool
+    conjugate: bool
+    seqlen_offset: int
 
 
 def apply_rotary(
@@ -78,7 +90,7 @@ def apply_rotary(
     Source: RoFormer, arXiv 2104.09864, section 3.2.2.
     """
     if is_compiling():
-        _traced(query, cos_sin_cache, key, positions, interleaved, conjugate, seqlen_offset)
+        _traced(_Call(query, cos_sin_cache, key, positions, interleaved, conjugate, seqlen_offset))
         return
     try:
         # Only what the launcher cannot see: it checks the rest, and what is not plain goes the
@@ -109,13 +121,14 @@ def apply_rotary(
                 return
     except Exception:
         # The explanation is worth its time only now; functorch's tensors fail at the launch.
-        _check(query, cos_sin_cache, key, positions, interleaved, conjugate, seqlen_offset)
+        _check(_Call(query, cos_sin_cache, key, positions, interleaved, conjugate, seqlen_offset))
         if not torch_ops.is_traced(query):
             raise
+    call = _Call(query, cos_sin_cache, key, positions, interleaved, conjugate, seqlen_offset)
     if isinstance(query, Tensor) and torch_ops.is_traced(query):
-        _traced(query, cos_sin_cache, key, positions, interleaved, conjugate, seqlen_offset)
+        _traced(call)
     else:
-        _run(query, cos_sin_cache, key, positions, interleaved, conjugate, seqlen_offset)
+        _run(call)
 
 
 def _is_plain_key(key: Tensor, query: Tensor) -> bool:
@@ -179,17 +192,10 @@ def _no_positions(device: Any) -> tuple[Tensor, Tensor]:
     return empty(0, dtype=int32, device=device), empty(0, dtype=int64, device=device)
 
 
-def _run(
-    query: Tensor,
-    cos_sin_cache: Tensor,
-    key: Tensor | None,
-    positions: Tensor | None,
-    interleaved: bool,
-    conjugate: bool,
-    seqlen_offset: int,
-) -> None:
+def _run(call: _Call) -> None:
     """Run ``apply_rotary`` on real tensors, with every check made here."""
-    offset = _check(query, cos_sin_cache, key, positions, interleaved, conjugate, seqlen_offset)
+    offset = _check(call)
+    query, cos_sin_cache, key, positions, interleaved, conjugate, _ = call
     if key is not None and key.numel() and key.data_ptr() == query.data_ptr() and query.numel():
         raise ValueError("apply_rotary: key: shares memory with query, must not")
     launch = bind(
@@ -261,41 +267,22 @@ def _merged(x: Tensor) -> Tensor:
     return x.view(x.shape[0] * x.shape[1], *x.shape[2:])
 
 
-def _traced(
-    query: Tensor,
-    cos_sin_cache: Tensor,
-    key: Tensor | None,
-    positions: Tensor | None,
-    interleaved: bool,
-    conjugate: bool,
-    seqlen_offset: int,
-) -> None:
-    offset = _check(query, cos_sin_cache, key, positions, interleaved, conjugate, seqlen_offset)
-    _apply_rotary_op(query, cos_sin_cache, key, positions, interleaved, conjugate, offset)
+def _traced(call: _Call) -> None:
+    offset = _check(call)
+    _apply_rotary_op(*call[:-1], offset)
 
 
-def _fake(
-    query: Tensor,
-    cos_sin_cache: Tensor,
-    key: Tensor | None,
-    positions: Tensor | None,
-    interleaved: bool,
-    conjugate: bool,
-    seqlen_offset: int,
-) -> None:
-    _check(query, cos_sin_cache, key, positions, interleaved, conjugate, seqlen_offset)
+def _run_op(*values: Any) -> None:
+    _run(_Call(*values))
 
 
-def _check(
-    query: Tensor,
-    cos_sin_cache: Tensor,
-    key: Tensor | None,
-    positions: Tensor | None,
-    interleaved: bool,
-    conjugate: bool,
-    seqlen_offset: int,
-) -> int:
+def _fake_op(*values: Any) -> None:
+    _check(_Call(*values))
+
+
+def _check(call: _Call) -> int:
     """Return ``seqlen_offset`` as an int once every argument is as ``apply_rotary`` says."""
+    query, cos_sin_cache, key, positions, interleaved, conjugate, seqlen_offset = call
     _check_rows("query", query)
     head_dim = query.shape[-1]
     if key is not None:
@@ -327,13 +314,10 @@ def _check(
                 f"{tuple(query.shape[:-2])} like query's tokens"
             )
     for name, tensor in (("key", key), ("cos_sin_cache", cos_sin_cache), ("positions", positions)):
-        if tensor is not None and tensor.device != query.device:
-            raise ValueError(
-                f"apply_rotary: {name}: is on {tensor.device}, must be on {query.device} like query"
-            )
+        if tensor is not None:
+            checks.same_device(f"apply_rotary: {name}", tensor, query, "query")
     for name, flag in (("interleaved", interleaved), ("conjugate", conjugate)):
-        if not isinstance(flag, bool):
-            raise TypeError(f"apply_rotary: {name}: is {checks.kind(flag)}, must be a bool")
+        checks.flag(f"apply_rotary: {name}", flag)
     return _offset(seqlen_offset)
 
 
@@ -377,6 +361,6 @@ def _offset(value: Any) -> int:
 _apply_rotary_op = torch_ops.define(
     "apply_rotary(Tensor(a!) query, Tensor cos_sin_cache, Tensor(b!)? key, Tensor? positions, "
     "bool interleaved, bool conjugate, SymInt seqlen_offset) -> ()",
-    _run,
-    _fake,
+    _run_op,
+    _fake_op,
 )

@@ -294,18 +294,20 @@ def _check_reduce(
     grad_weight_embed: Tensor,
 ) -> None:
     """Refuse arguments that are not as ``grad_w_reduce`` says."""
-    hidden = arguments.weight("grad_w_reduce: weight_hidden", weight_hidden, bfloat16)
+    hidden = arguments.weight("grad_w_reduce: weight_hidden", weight_hidden)
     shape = (STREAMS, hidden)
-    checks.dense("grad_w_reduce: grad_w_partial", grad_w_partial, (float32,))
-    if grad_w_partial.ndim != 3 or tuple(grad_w_partial.shape[1:]) != shape:
+    where = "grad_w_reduce: grad_w_partial"
+    checks.dense(where, grad_w_partial, (float32,))
+    if grad_w_partial.ndim != 3 or grad_w_partial.shape[1:] != shape:
         raise ValueError(
-            f"grad_w_reduce: grad_w_partial: shape is {tuple(grad_w_partial.shape)}, must be "
+            f"{where}: shape is {tuple(grad_w_partial.shape)}, must be "
             f"[num_parts, {STREAMS}, {hidden}]"
         )
     if grad_w_partial.shape[0] < 1:
-        raise ValueError("grad_w_reduce: grad_w_partial: num_parts is 0, must be at least 1")
-    checks.contiguous("grad_w_reduce: grad_w_partial", grad_w_partial)
-    arguments.same_device("grad_w_reduce: weight_hidden", weight_hidden, grad_w_partial)
+        raise ValueError(f"{where}: num_parts is 0, must be at least 1")
+    checks.contiguous(where, grad_w_partial)
+    where = "grad_w_reduce: weight_hidden"
+    checks.same_device(where, weight_hidden, grad_w_partial, "the others")
     arguments.like("grad_w_reduce: weight_embed", weight_embed, shape, bfloat16, grad_w_partial)
     others: list[tuple[str, Tensor | None]] = [
         ("weight_hidden", weight_hidden),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, bfloat16, empty, float32
@@ -17,7 +17,20 @@ from tilewheel.engram import arguments
 from tilewheel.reference import engram as reference
 from tilewheel.reference.engram import STREAMS
 
-Saved = tuple[Tensor, Tensor, Tensor, Tensor]
+_Results = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+
+
+class _Call(NamedTuple):
+    """The arguments of ``engram_gate_fwd``, in the order of its operators of torch."""
+
+    x: Tensor
+    kv: Tensor
+    weight_fused: Tensor
+    mask: Tensor | None
+    eps: float
+    clamp_value: float
+    save_for_backward: bool = False
+    inplace: bool = False
 
 
 def fused_weight(
@@ -48,7 +61,7 @@ def fused_weight(
     Launches on the current stream; can be captured in a CUDA graph once its artifact is loaded
     (``tilewheel.preload``).
     """
-    hidden = arguments.weight("fused_weight: weight_hidden", weight_hidden, bfloat16)
+    hidden = arguments.weight("fused_weight: weight_hidden", weight_hidden)
     shape = (STREAMS, hidden)
     arguments.like("fused_weight: weight_embed", weight_embed, shape, bfloat16, weight_hidden)
     if out is not None:
@@ -137,10 +150,9 @@ def engram_gate_fwd(
 
     Source: Conditional Memory via Scalable Lookup (Engram), arXiv 2601.07372, section 2.3.
     """
-    arguments_of_call = (x, kv, weight_fused, eps, clamp_value)
-    flags = (save_for_backward, image_token_mask, inplace)
+    given = (x, kv, weight_fused, image_token_mask, eps, clamp_value, save_for_backward, inplace)
     if is_compiling():
-        return _traced(*arguments_of_call, *flags)
+        return _traced(_Call(*given))
     try:
         # The launcher checks tensors and numbers itself; what it cannot see goes the longer way.
         if (
@@ -152,16 +164,17 @@ def engram_gate_fwd(
             launch = bound.get(("engram_gate_fwd", x.device, x.shape[2], active()))
             is_plain = not checks.any_negated(x, kv, weight_fused, image_token_mask)
             if launch is not None and x.shape[0] and is_plain:
-                return _launch(launch, *arguments_of_call, save_for_backward, image_token_mask)
+                return _launch(launch, *given)
     except Exception:
         # The explanation is worth its time only now; functorch's tensors fail at the launch.
-        _check(*arguments_of_call, *flags)
+        _check(_Call(*given))
         if not torch_ops.is_traced(x):
             raise
+    call = _Call(*given)
     if isinstance(x, Tensor) and torch_ops.is_traced(x):
-        return _traced(*arguments_of_call, *flags)
-    _check(*arguments_of_call, *flags)
-    return _run(*arguments_of_call, *flags)
+        return _traced(call)
+    _check(call)
+    return _run(call)
 
 
 def _launch(
@@ -169,16 +182,15 @@ def _launch(
     x: Tensor,
     kv: Tensor,
     weight_fused: Tensor,
+    mask: Tensor | None,
     eps: float,
     clamp_value: float,
     save_for_backward: bool,
-    mask: Tensor | None,
-    out: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    """Launch on plain tensors; the result goes to ``out`` or to a new tensor."""
+    inplace: bool,
+) -> _Results:
+    """Launch on plain tensors."""
     device = x.device
-    if out is None:
-        out = empty(x.shape, dtype=bfloat16, device=device)
+    out = x if inplace else empty(x.shape, dtype=bfloat16, device=device)
     no_mask, none = _absent(device)
     if mask is None:
         mask = no_mask
@@ -208,17 +220,9 @@ def absent_mask(device: Any) -> Tensor:
     return _absent(device)[0]
 
 
-def _run(
-    x: Tensor,
-    kv: Tensor,
-    weight_fused: Tensor,
-    eps: float,
-    clamp_value: float,
-    save_for_backward: bool,
-    mask: Tensor | None,
-    inplace: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+def _run(call: _Call) -> _Results:
     """Run ``engram_gate_fwd`` on real tensors that are checked."""
+    x, kv, weight_fused, mask, eps, clamp_value, save_for_backward, inplace = call
     launch = bind("engram_gate_fwd", x.device, hidden=x.shape[2])
     if launch is None or not x.shape[0]:
         with torch.no_grad():
@@ -231,103 +235,56 @@ def _run(
             return out, None, None, None, None
         return out, saved[0], saved[1], saved[2], saved[3]
     numbers = (float(eps), float(clamp_value))
-    target = x if inplace else None
-    result = _launch(launch, x, kv, weight_fused, *numbers, save_for_backward, mask, target)
+    result = _launch(launch, x, kv, weight_fused, mask, *numbers, save_for_backward, inplace)
     if inplace:
         # What an operator of torch does when it writes: autograd notices if it had saved x.
         increment_version(x)
     return result
 
 
-def _traced(
-    x: Tensor,
-    kv: Tensor,
-    weight_fused: Tensor,
-    eps: float,
-    clamp_value: float,
-    save_for_backward: bool,
-    mask: Tensor | None,
-    inplace: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    _check(x, kv, weight_fused, eps, clamp_value, save_for_backward, mask, inplace)
-    if inplace:
-        _inplace_op(x, kv, weight_fused, mask, eps, clamp_value)
-        return x, None, None, None, None
-    out, dot, gate, rstd_x, rstd_k = _fwd_op(
-        x, kv, weight_fused, mask, eps, clamp_value, save_for_backward
-    )
-    if not save_for_backward:
+def _traced(call: _Call) -> _Results:
+    _check(call)
+    if call.inplace:
+        _inplace_op(*call[:6])
+        return call.x, None, None, None, None
+    out, dot, gate, rstd_x, rstd_k = _fwd_op(*call[:7])
+    if not call.save_for_backward:
         return out, None, None, None, None
     return out, dot, gate, rstd_x, rstd_k
 
 
-def _run_op(
-    x: Tensor,
-    kv: Tensor,
-    weight_fused: Tensor,
-    mask: Tensor | None,
-    eps: float,
-    clamp_value: float,
-    save_for_backward: bool,
-) -> tuple[Tensor, ...]:
-    out, *saved = _run(x, kv, weight_fused, eps, clamp_value, save_for_backward, mask, False)
-    if save_for_backward:
+def _run_op(*values: Any) -> tuple[Tensor, ...]:
+    call = _Call(*values)
+    out, *saved = _run(call)
+    if call.save_for_backward:
         return (out, *(each for each in saved if each is not None))
-    return (out, *(empty((0, STREAMS), dtype=float32, device=x.device) for _ in range(4)))
+    return (out, *(empty((0, STREAMS), dtype=float32, device=out.device) for _ in range(4)))
 
 
-def _fake_op(
-    x: Tensor,
-    kv: Tensor,
-    weight_fused: Tensor,
-    mask: Tensor | None,
-    eps: float,
-    clamp_value: float,
-    save_for_backward: bool,
-) -> tuple[Tensor, ...]:
-    _check(x, kv, weight_fused, eps, clamp_value, save_for_backward, mask, False)
-    shape = (x.shape[0] if save_for_backward else 0, STREAMS)
+def _fake_op(*values: Any) -> tuple[Tensor, ...]:
+    call = _Call(*values)
+    _check(call)
+    x = call.x
+    shape = (x.shape[0] if call.save_for_backward else 0, STREAMS)
     return (x.new_empty(x.shape), *(x.new_empty(shape, dtype=float32) for _ in range(4)))
 
 
-def _run_inplace_op(
-    x: Tensor,
-    kv: Tensor,
-    weight_fused: Tensor,
-    mask: Tensor | None,
-    eps: float,
-    clamp_value: float,
-) -> None:
-    _run(x, kv, weight_fused, eps, clamp_value, False, mask, True)
+def _run_inplace_op(*values: Any) -> None:
+    _run(_Call(*values)._replace(inplace=True))
 
 
-def _fake_inplace_op(
-    x: Tensor,
-    kv: Tensor,
-    weight_fused: Tensor,
-    mask: Tensor | None,
-    eps: float,
-    clamp_value: float,
-) -> None:
-    _check(x, kv, weight_fused, eps, clamp_value, False, mask, True)
+def _fake_inplace_op(*values: Any) -> None:
+    _check(_Call(*values)._replace(inplace=True))
 
 
-def _check(
-    x: Tensor,
-    kv: Tensor,
-    weight_fused: Tensor,
-    eps: float,
-    clamp_value: float,
-    save_for_backward: bool,
-    mask: Tensor | None,
-    inplace: bool,
-) -> None:
+def _check(call: _Call) -> None:
     """Refuse arguments that are not as ``engram_gate_fwd`` says."""
+    x, kv, weight_fused, mask, eps, clamp_value, save_for_backward, inplace = call
     arguments.gate_inputs("engram_gate_fwd", x, kv, weight_fused, mask)
     arguments.positive("engram_gate_fwd: eps", eps)
     arguments.positive("engram_gate_fwd: clamp_value", clamp_value)
-    arguments.flag("engram_gate_fwd: save_for_backward", save_for_backward)
-    arguments.flag("engram_gate_fwd: inplace", inplace)
+    checks.flag("engram_gate_fwd: save_for_backward", save_for_backward)
+    checks.flag("engram_gate_fwd: inplace", inplace)
     if not inplace:
         return
     if save_for_backward:

@@ -127,7 +127,6 @@ def _check_post(
         ("comb_mix", comb_mix, (num_tokens, NUM_STREAMS, NUM_STREAMS), float32),
     ):
         check_like(where, name, tensor, shape, residual, of)
-        checks.contiguous(f"{where}: {name}", tensor)
     if out is not None:
         inputs = (("x", x), ("post_mix", post_mix), ("comb_mix", comb_mix))
         check_out(where, out, residual, tuple(residual.shape), inputs, is_replaceable=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, bfloat16, empty, float32
@@ -12,27 +12,34 @@ from torch.compiler import is_compiling
 from tilewheel import checks, torch_ops
 from tilewheel.backend import active
 from tilewheel.dispatch import bind, bound
-from tilewheel.mhc.streams import (
-    NUM_STREAMS,
-    check_device,
-    check_like,
-    check_out,
-    check_residual,
-    is_refused,
-)
+from tilewheel.mhc.streams import NUM_STREAMS, check_like, check_out, check_residual, is_refused
 from tilewheel.reference import mhc as reference
 
 _NUM_MIXES = 24
 _MAX_SPLITS = 128
 _MAX_REPEAT = 1024
-_FLOAT32_MAX = 3.4028234663852886e38
 _FLOATS = (
     ("rms_eps", 0.0),
     ("pre_eps", 0.0),
     ("sinkhorn_eps", 1e-30),
-    ("post_mult", -_FLOAT32_MAX),
+    ("post_mult", -checks.FLOAT32_MAX),
     ("norm_eps", 0.0),
 )
+_Results = tuple[Tensor, Tensor, Tensor]
+
+
+class _Call(NamedTuple):
+    """The arguments of ``pre_big_fuse_fwd``.
+
+    ``tensors`` are gemm_out_mul, gemm_out_sqrsum, scale, base and residual; ``numbers`` rms_eps,
+    pre_eps, sinkhorn_eps, post_mult and sinkhorn_repeat.
+    """
+
+    tensors: tuple[Tensor, ...]
+    numbers: tuple[Any, ...]
+    norm_weight: Tensor | None
+    norm_eps: Any
+    out: Tensor | None = None
 
 
 def pre_big_fuse_fwd(
@@ -111,7 +118,7 @@ def pre_big_fuse_fwd(
     tensors = (gemm_out_mul, gemm_out_sqrsum, scale, base, residual)
     numbers = (rms_eps, pre_eps, sinkhorn_eps, post_mult, sinkhorn_repeat)
     if is_compiling():
-        return _pre_traced(tensors, numbers, norm_weight, norm_eps, out)
+        return _traced(_Call(tensors, numbers, norm_weight, norm_eps, out))
     try:
         # Only what the launcher cannot see; it checks the rest.
         if all(type(tensor) is Tensor for tensor in tensors):
@@ -124,26 +131,27 @@ def pre_big_fuse_fwd(
             is_plain = is_plain and not checks.any_negated(*tensors, norm_weight, out)
             if launch is not None and num_tokens and is_plain:
                 if out is not None and is_refused(out, (*tensors, norm_weight)):
-                    return _pre_checked(*tensors, *numbers, norm_weight, norm_eps, out)
-                return _launch_pre(launch, tensors, numbers, norm_weight, norm_eps, out)
+                    return _run(_Call(tensors, numbers, norm_weight, norm_eps, out))
+                return _launch(launch, tensors, numbers, norm_weight, norm_eps, out)
     except Exception:
         # The explanation is worth its time only now; functorch's tensors fail at the launch.
-        _check_pre(tensors, numbers, norm_weight, norm_eps, out)
+        _checked(_Call(tensors, numbers, norm_weight, norm_eps, out))
         if not torch_ops.is_traced(residual):
             raise
+    call = _Call(tensors, numbers, norm_weight, norm_eps, out)
     if isinstance(residual, Tensor) and torch_ops.is_traced(residual):
-        return _pre_traced(tensors, numbers, norm_weight, norm_eps, out)
-    return _pre_checked(*tensors, *numbers, norm_weight, norm_eps, out)
+        return _traced(call)
+    return _run(call)
 
 
-def _launch_pre(
+def _launch(
     launch: Any,
     tensors: tuple[Tensor, ...],
     numbers: tuple[Any, ...],
     norm_weight: Tensor | None,
-    norm_eps: float,
+    norm_eps: Any,
     out: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> _Results:
     num_tokens, _, hidden = tensors[4].shape
     device = tensors[4].device
     post_mix = empty((num_tokens, NUM_STREAMS), dtype=float32, device=device)
@@ -158,69 +166,40 @@ def _launch_pre(
     return post_mix, comb_mix, layer_input
 
 
-def _pre_checked(
-    gemm_out_mul: Tensor,
-    gemm_out_sqrsum: Tensor,
-    scale: Tensor,
-    base: Tensor,
-    residual: Tensor,
-    rms_eps: float,
-    pre_eps: float,
-    sinkhorn_eps: float,
-    post_mult: float,
-    sinkhorn_repeat: int,
-    norm_weight: Tensor | None = None,
-    norm_eps: float = 1e-6,
-    out: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _run(call: _Call) -> _Results:
     """Run ``pre_big_fuse_fwd`` on real tensors, with every check made here."""
-    tensors = (gemm_out_mul, gemm_out_sqrsum, scale, base, residual)
-    given = (rms_eps, pre_eps, sinkhorn_eps, post_mult, sinkhorn_repeat)
-    *numbers, norm_eps = _check_pre(tensors, given, norm_weight, norm_eps, out)
+    call = _checked(call)
+    residual = call.tensors[4]
     launch = bind(
         "mhc_pre_big_fuse_fwd",
         residual.device,
         hidden=residual.shape[2],
-        output_norm=norm_weight is not None,
+        output_norm=call.norm_weight is not None,
     )
     if launch is not None:
-        return _launch_pre(launch, tensors, tuple(numbers), norm_weight, norm_eps, out)
+        return _launch(launch, *call)
     with torch.no_grad():
         post_mix, comb_mix, layer_input = reference.pre_big_fuse_fwd(
-            *tensors, *numbers, norm_weight=norm_weight, norm_eps=norm_eps
+            *call.tensors, *call.numbers, norm_weight=call.norm_weight, norm_eps=call.norm_eps
         )
-        return post_mix, comb_mix, layer_input if out is None else out.copy_(layer_input)
+        return post_mix, comb_mix, layer_input if call.out is None else call.out.copy_(layer_input)
 
 
-def _pre_traced(
-    tensors: tuple[Tensor, ...],
-    numbers: tuple[Any, ...],
-    norm_weight: Tensor | None,
-    norm_eps: float,
-    out: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    *checked, norm_eps = _check_pre(tensors, numbers, norm_weight, norm_eps, out)
-    post_mix, comb_mix, layer_input = _pre_op(*tensors, *checked, norm_weight, norm_eps)
-    return post_mix, comb_mix, layer_input if out is None else out.copy_(layer_input)
+def _traced(call: _Call) -> _Results:
+    call = _checked(call)
+    post_mix, comb_mix, layer_input = _pre_op(
+        *call.tensors, *call.numbers, call.norm_weight, call.norm_eps
+    )
+    return post_mix, comb_mix, layer_input if call.out is None else call.out.copy_(layer_input)
 
 
-def _pre_fake(
-    gemm_out_mul: Tensor,
-    gemm_out_sqrsum: Tensor,
-    scale: Tensor,
-    base: Tensor,
-    residual: Tensor,
-    rms_eps: float,
-    pre_eps: float,
-    sinkhorn_eps: float,
-    post_mult: float,
-    sinkhorn_repeat: int,
-    norm_weight: Tensor | None,
-    norm_eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    tensors = (gemm_out_mul, gemm_out_sqrsum, scale, base, residual)
-    numbers = (rms_eps, pre_eps, sinkhorn_eps, post_mult, sinkhorn_repeat)
-    _check_pre(tensors, numbers, norm_weight, norm_eps, None)
+def _run_op(*values: Any) -> _Results:
+    return _run(_Call(values[:5], values[5:10], *values[10:]))
+
+
+def _fake_op(*values: Any) -> _Results:
+    call = _checked(_Call(values[:5], values[5:10], *values[10:]))
+    residual = call.tensors[4]
     num_tokens, _, hidden = residual.shape
     return (
         residual.new_empty((num_tokens, NUM_STREAMS), dtype=float32),
@@ -229,20 +208,14 @@ def _pre_fake(
     )
 
 
-def _check_pre(
-    tensors: tuple[Tensor, ...],
-    numbers: tuple[Any, ...],
-    norm_weight: Tensor | None,
-    norm_eps: float,
-    out: Tensor | None,
-) -> list[Any]:
-    """Return the numbers and norm_eps once every argument is as ``pre_big_fuse_fwd`` says."""
+def _checked(call: _Call) -> _Call:
+    """Return the call with plain numbers once it is as ``pre_big_fuse_fwd`` says."""
     where = "mhc.pre_big_fuse_fwd"
+    tensors, numbers, norm_weight, norm_eps, out = call
     gemm_out_mul, gemm_out_sqrsum, scale, base, residual = tensors
     num_tokens, hidden = check_residual(where, residual)
     checks.dense(f"{where}: gemm_out_mul", gemm_out_mul, (float32,))
-    shape = ("num_splits", num_tokens, _NUM_MIXES)
-    if gemm_out_mul.ndim != 3 or tuple(gemm_out_mul.shape[1:]) != shape[1:]:
+    if gemm_out_mul.ndim != 3 or gemm_out_mul.shape[1:] != (num_tokens, _NUM_MIXES):
         raise ValueError(
             f"{where}: gemm_out_mul: shape is {tuple(gemm_out_mul.shape)}, must be "
             f"[num_splits, {num_tokens}, {_NUM_MIXES}]"
@@ -252,18 +225,22 @@ def _check_pre(
         raise ValueError(
             f"{where}: gemm_out_mul: num_splits is {num_splits}, must be 1 to {_MAX_SPLITS}"
         )
-    check_like(where, "gemm_out_sqrsum", gemm_out_sqrsum, (num_splits, num_tokens), residual)
+    checks.shaped(
+        f"{where}: gemm_out_sqrsum",
+        gemm_out_sqrsum,
+        like=residual,
+        name="residual",
+        shape=(num_splits, num_tokens),
+        of=float32,
+    )
     for name, tensor in (("gemm_out_mul", gemm_out_mul), ("gemm_out_sqrsum", gemm_out_sqrsum)):
         if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
             raise ValueError(f"{where}: {name}: stride(-1) is {tensor.stride(-1)}, must be 1")
-    check_device(where, "gemm_out_mul", gemm_out_mul, residual)
+    checks.same_device(f"{where}: gemm_out_mul", gemm_out_mul, residual, "residual")
     check_like(where, "scale", scale, (3,), residual)
     check_like(where, "base", base, (_NUM_MIXES,), residual)
-    checks.contiguous(f"{where}: scale", scale)
-    checks.contiguous(f"{where}: base", base)
     if norm_weight is not None:
         check_like(where, "norm_weight", norm_weight, (hidden,), residual, bfloat16)
-        checks.contiguous(f"{where}: norm_weight", norm_weight)
     floats = [
         _number(f"{where}: {name}", value, lowest)
         for (name, lowest), value in zip(_FLOATS, (*numbers[:4], norm_eps), strict=True)
@@ -276,7 +253,7 @@ def _check_pre(
         check_out(
             where, out, residual, (num_tokens, hidden), (*inputs, ("norm_weight", norm_weight))
         )
-    return [*floats[:4], repeat, floats[4]]
+    return _Call(tensors, (*floats[:4], repeat), norm_weight, floats[4], out)
 
 
 def _number(where: str, value: Any, lowest: float) -> Any:
@@ -284,7 +261,7 @@ def _number(where: str, value: Any, lowest: float) -> Any:
     if isinstance(value, bool) or not isinstance(value, (int, float, torch.SymFloat)):
         raise TypeError(f"{where}: is {checks.kind(value)}, must be a float")
     # Not math.isfinite, which Dynamo cannot trace.
-    if not lowest <= value <= _FLOAT32_MAX:
+    if not lowest <= value <= checks.FLOAT32_MAX:
         limit = "finite" if lowest < 0 else f"finite and at least {lowest:g}"
         raise ValueError(f"{where}: is {value}, must be {limit}")
     return float(value) if isinstance(value, int) else value
@@ -294,6 +271,6 @@ _pre_op = torch_ops.define(
     "mhc_pre_big_fuse_fwd(Tensor gemm_out_mul, Tensor gemm_out_sqrsum, Tensor scale, Tensor base, "
     "Tensor residual, float rms_eps, float pre_eps, float sinkhorn_eps, float post_mult, "
     "int sinkhorn_repeat, Tensor? norm_weight, float norm_eps) -> (Tensor, Tensor, Tensor)",
-    _pre_checked,
-    _pre_fake,
+    _run_op,
+    _fake_op,
 )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor, bfloat16, float32
+from torch import Tensor, bfloat16, dtype, float32
 
 from tilewheel import checks, torch_ops
 
@@ -26,19 +25,8 @@ def _is_same(out: Tensor, replaced: Tensor) -> bool:
 
 def check_residual(where: str, residual: Tensor) -> tuple[int, int]:
     """Return num_tokens and hidden."""
-    checks.dense(f"{where}: residual", residual, (bfloat16,))
-    if residual.ndim != 3 or residual.shape[1] != NUM_STREAMS:
-        raise ValueError(
-            f"{where}: residual: shape is {tuple(residual.shape)}, must be "
-            f"[num_tokens, {NUM_STREAMS}, hidden]"
-        )
-    num_tokens, _, hidden = residual.shape
-    if hidden % 64 or not 64 <= hidden <= _MAX_HIDDEN:
-        raise ValueError(
-            f"{where}: residual: hidden is {hidden}, must be a multiple of 64 up to {_MAX_HIDDEN}"
-        )
-    checks.contiguous(f"{where}: residual", residual)
-    return num_tokens, hidden
+    hidden = checks.streams(f"{where}: residual", residual, NUM_STREAMS, _MAX_HIDDEN)
+    return residual.shape[0], hidden
 
 
 def check_like(
@@ -47,19 +35,10 @@ def check_like(
     tensor: Tensor,
     shape: tuple[int, ...],
     residual: Tensor,
-    of: torch.dtype = float32,
+    of: dtype = float32,
 ) -> None:
-    checks.dense(f"{where}: {name}", tensor, (of,))
-    if tuple(tensor.shape) != shape:
-        raise ValueError(f"{where}: {name}: shape is {tuple(tensor.shape)}, must be {shape}")
-    check_device(where, name, tensor, residual)
-
-
-def check_device(where: str, name: str, tensor: Tensor, residual: Tensor) -> None:
-    if tensor.device != residual.device:
-        raise ValueError(
-            f"{where}: {name}: is on {tensor.device}, must be on {residual.device} like residual"
-        )
+    checks.shaped(f"{where}: {name}", tensor, like=residual, name="residual", shape=shape, of=of)
+    checks.contiguous(f"{where}: {name}", tensor)
 
 
 def check_out(

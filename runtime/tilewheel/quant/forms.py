@@ -28,7 +28,6 @@ NAMES = {
 """Parameter values of dtypes."""
 
 _DATA_DTYPE = {"e4m3": torch.float8_e4m3fn, "e2m1": torch.int8}
-_FLOAT32_MAX = 3.4028234663852886e38
 _TMA_BYTES = 16
 
 
@@ -146,8 +145,7 @@ def _make_form(
         ("use_e4m3_sf", use_e4m3_sf),
         ("use_tma_aligned_col_major_sf", use_tma_aligned_col_major_sf),
     ):
-        if not isinstance(flag, bool):
-            raise TypeError(f"{where}: {name}: is {checks.kind(flag)}, must be a bool")
+        checks.flag(f"{where}: {name}", flag)
     if use_packed_ue8m0 and not round_sf:
         raise ValueError(f"{where}: use_packed_ue8m0: is True, must be False without round_sf")
     if use_e4m3_sf and round_sf:
@@ -174,9 +172,10 @@ def clamp_min(where: str, form: Form, value: Any) -> float:
         return form.default_clamp_min
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{where}: clamp_min: is {checks.kind(value)}, must be a float")
-    if not form.least_clamp_min <= value <= _FLOAT32_MAX:
+    if not form.least_clamp_min <= value <= checks.FLOAT32_MAX:
         raise ValueError(
-            f"{where}: clamp_min: is {value}, must be {form.least_clamp_min} to {_FLOAT32_MAX}"
+            f"{where}: clamp_min: is {value}, must be {form.least_clamp_min} to "
+            f"{checks.FLOAT32_MAX}"
         )
     return float(value)
 
@@ -233,8 +232,7 @@ def check_sf(where: str, sf: Tensor, data: Tensor, hidden: int, block: tuple[int
     words = -(-num_groups // groups_per_word(sf.dtype))
     if tuple(sf.shape) != (rows, words):
         raise ValueError(f"{where}: shape is {tuple(sf.shape)}, must be {(rows, words)}")
-    if sf.device != data.device:
-        raise ValueError(f"{where}: is on {sf.device}, must be on {data.device} like data")
+    checks.same_device(where, sf, data, "data")
 
 
 def is_col_major(sf: Tensor) -> bool:
@@ -249,11 +247,7 @@ def check_out_sf(where: str, sf: Tensor, form: Form, x: Tensor, hidden: int) -> 
     if not form.is_col_major:
         checks.output(where, sf, like=x, name="x", shape=shape, of=dtype)
         return
-    checks.dense(where, sf, (dtype,))
-    if tuple(sf.shape) != shape:
-        raise ValueError(f"{where}: shape is {tuple(sf.shape)}, must be {shape}")
-    if sf.device != x.device:
-        raise ValueError(f"{where}: is on {sf.device}, must be on {x.device} like x")
+    checks.shaped(where, sf, like=x, name="x", shape=shape, of=dtype)
     align = 1 if is_ascend(x.device) else _TMA_BYTES // dtype.itemsize
     if sf.stride(0) != 1 or sf.stride(1) < shape[0] or sf.stride(1) % align:
         raise ValueError(
