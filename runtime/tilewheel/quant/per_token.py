@@ -188,7 +188,7 @@ def _cast(where: str, x: Tensor, form: Form, least: float, out: Pair | None) -> 
     if launch is None:
         pair = reference_cast(x, form, least)
         return pair if out is None else (out[0].copy_(pair[0]), out[1].copy_(pair[1]))
-    data, sf = _empty_pair(form, x, hidden) if out is None else out
+    data, sf = empty_pair(form, x, hidden) if out is None else out
     if x.shape[0]:
         launch(aligned(x), data, _sf_argument(form, sf), least, size)
     return data, sf
@@ -224,13 +224,14 @@ def _recast(
             checks.separate(f"{where}: out[{i}]", out[i], "x[1]", x_sf)
     launch = bind("per_token_recast", data.device, **_parameters(form, data))
     assert launch is not None  # only the CPU has none
-    new_data, sf = _empty_pair(form, data, hidden) if out is None else out
+    new_data, sf = empty_pair(form, data, hidden) if out is None else out
     if data.shape[0]:
         launch(aligned(data), x_sf, new_data, sf, least, form.num_per_channels, *block)
     return new_data, sf
 
 
-def _empty_pair(form: Form, x: Tensor, hidden: int) -> Pair:
+def empty_pair(form: Form, x: Tensor, hidden: int) -> Pair:
+    """Allocate the result of a cast of ``x`` with ``hidden`` channels."""
     shape = (x.shape[0], form.data_width(hidden))
     data = empty(shape, dtype=form.data_dtype, device=x.device)
     return data, forms.empty_sf(form, x.shape[0], hidden, x.device)
@@ -300,7 +301,7 @@ def _cast_op_run(x: Tensor, *arguments: Any) -> Pair:
 
 def _cast_op_fake(x: Tensor, *arguments: Any) -> Pair:
     form = forms.form("per_token_cast", *arguments[:-1])
-    return _empty_pair(form, x, x.shape[1])
+    return empty_pair(form, x, x.shape[1])
 
 
 _cast_op = torch_ops.define(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, empty, float32
 from torch.compiler import is_compiling
 
 from tilewheel import checks, torch_ops
 from tilewheel.dispatch import bind
 from tilewheel.quant import forms
-from tilewheel.quant.forms import NAMES
+from tilewheel.quant.forms import NAMES, Form
 from tilewheel.quant.per_token import Pair, aligned, flags, plain_values, reference_cast
 from tilewheel.reference import quant as reference
 
@@ -46,36 +48,37 @@ def per_token_cast_with_sf_only(
     if is_compiling() or torch_ops.is_traced(values):
         result: Tensor = _sf_only_op(values, *flags(form), least)
         return result
-    return _sf_only(values, *flags(form), least)
+    return _sf_only(values, form, least)
 
 
-def _sf_only(
-    x: Tensor,
-    fmt: str,
-    size: int,
-    round_sf: bool,
-    packed: bool,
-    e4m3: bool,
-    col: bool,
-    least: float,
-) -> Tensor:
+def _sf_only(x: Tensor, form: Form, least: float) -> Tensor:
     where = "per_token_cast_with_sf_only"
-    form = forms.form(where, fmt, size, round_sf, packed, e4m3, col)
     size = forms.group_size(where, form, x.device)
     launch = bind(
-        "per_token_cast_with_sf_only",
+        where,
         x.device,
         x_dtype=NAMES[x.dtype],
         sf_dtype=NAMES[form.sf_dtype(x.device)],
-        round_sf=round_sf,
-        **forms.layout(x.device, col_major=col),
+        round_sf=form.round_sf,
+        **forms.layout(x.device, col_major=form.is_col_major),
     )
     if launch is None:
         return reference_cast(x, form, least)[1]
     sf = forms.empty_sf(form, x.shape[0], x.shape[1], x.device)
     if x.shape[0]:
-        launch(aligned(x), forms.as_argument(sf, col_major=col), least, form.max_value, size)
+        argument = forms.as_argument(sf, col_major=form.is_col_major)
+        launch(aligned(x), argument, least, form.max_value, size)
     return sf
+
+
+def _sf_only_run(x: Tensor, *arguments: Any) -> Tensor:
+    form = forms.form("per_token_cast_with_sf_only", *arguments[:-1])
+    return _sf_only(x, form, arguments[-1])
+
+
+def _sf_only_fake(x: Tensor, *arguments: Any) -> Tensor:
+    form = forms.form("per_token_cast_with_sf_only", *arguments[:-1])
+    return forms.empty_sf(form, x.shape[0], x.shape[1], x.device)
 
 
 def per_token_cast_with_precomputed_sf(
@@ -98,7 +101,7 @@ def per_token_cast_with_precomputed_sf(
         x_block_size: as for ``per_token_cast``.
     """
     where = "per_token_cast_with_precomputed_sf"
-    form = forms.form(where, fmt, num_per_channels, False, False, False, False)
+    form = _plain_form(fmt, num_per_channels)
     values = plain_values(where, x, x_block_size)
     checks.dense(f"{where}: sf", sf, (float32,))
     forms.check_sf(f"{where}: sf", sf, values, values.shape[1], (1, num_per_channels))
@@ -106,21 +109,24 @@ def per_token_cast_with_precomputed_sf(
     if is_compiling() or torch_ops.is_traced(values):
         result: Tensor = _precomputed_op(values, fmt, num_per_channels, sf)
         return result
-    return _precomputed(values, form.fmt, form.num_per_channels, sf)
+    return _precomputed(values, form, sf)
 
 
-def _precomputed(x: Tensor, fmt: str, size: int, sf: Tensor) -> Tensor:
+def _plain_form(fmt: str, size: int) -> Form:
+    return forms.form("per_token_cast_with_precomputed_sf", fmt, size, False, False, False, False)
+
+
+def _precomputed(x: Tensor, form: Form, sf: Tensor) -> Tensor:
     where = "per_token_cast_with_precomputed_sf"
-    form = forms.form(where, fmt, size, False, False, False, False)
     size = forms.group_size(where, form, x.device)
     launch = bind(
-        "per_token_cast_with_precomputed_sf",
+        where,
         x.device,
         x_dtype=NAMES[x.dtype],
         data_dtype=NAMES[form.data_dtype],
     )
     if launch is None:
-        return reference.per_token_cast_with_precomputed_sf(x.detach(), fmt, size, sf)
+        return reference.per_token_cast_with_precomputed_sf(x.detach(), form.fmt, size, sf)
     shape = (x.shape[0], form.data_width(x.shape[1]))
     data = empty(shape, dtype=form.data_dtype, device=x.device)
     if x.shape[0]:
@@ -128,34 +134,24 @@ def _precomputed(x: Tensor, fmt: str, size: int, sf: Tensor) -> Tensor:
     return data
 
 
-def _sf_only_fake(
-    x: Tensor,
-    fmt: str,
-    size: int,
-    round_sf: bool,
-    packed: bool,
-    e4m3: bool,
-    col: bool,
-    least: float,
-) -> Tensor:
-    form = forms.form("per_token_cast_with_sf_only", fmt, size, round_sf, packed, e4m3, col)
-    return forms.empty_sf(form, x.shape[0], x.shape[1], x.device)
+def _precomputed_run(x: Tensor, fmt: str, size: int, sf: Tensor) -> Tensor:
+    return _precomputed(x, _plain_form(fmt, size), sf)
 
 
 def _precomputed_fake(x: Tensor, fmt: str, size: int, sf: Tensor) -> Tensor:
-    form = forms.form("per_token_cast_with_precomputed_sf", fmt, size, False, False, False, False)
+    form = _plain_form(fmt, size)
     return x.new_empty((x.shape[0], form.data_width(x.shape[1])), dtype=form.data_dtype)
 
 
 _sf_only_op = torch_ops.define(
     f"per_token_cast_with_sf_only(Tensor x, str fmt, int num_per_channels, {_FLAGS}, "
     "float clamp_min) -> Tensor",
-    _sf_only,
+    _sf_only_run,
     _sf_only_fake,
 )
 _precomputed_op = torch_ops.define(
     "per_token_cast_with_precomputed_sf(Tensor x, str fmt, int num_per_channels, Tensor sf) "
     "-> Tensor",
-    _precomputed,
+    _precomputed_run,
     _precomputed_fake,
 )

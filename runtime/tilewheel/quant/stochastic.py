@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from torch import Tensor, empty
+from typing import Any
+
+from torch import Tensor
 from torch.compiler import is_compiling
 
 from tilewheel import checks, torch_ops
 from tilewheel.dispatch import bind
 from tilewheel.quant import forms
-from tilewheel.quant.forms import NAMES
-from tilewheel.quant.per_token import Pair, aligned, plain_values
+from tilewheel.quant.forms import NAMES, Form
+from tilewheel.quant.per_token import Pair, aligned, empty_pair, plain_values
 from tilewheel.reference import quant as reference
 
 
@@ -46,7 +48,7 @@ def stochastic_cast(
         (data, sf) as from ``per_token_cast``, sf float32 and row-major.
     """
     where = "stochastic_cast"
-    form = forms.form(where, fmt, num_per_channels, round_sf, False, False, False)
+    form = _plain_form(fmt, num_per_channels, round_sf)
     least = forms.clamp_min(where, form, clamp_min)
     seed = checks.integer(f"{where}: seed", seed, -(2**63), 2**63 - 1)
     offset = checks.integer(f"{where}: offset", offset, 0, 2**63 - 1)
@@ -54,42 +56,49 @@ def stochastic_cast(
     if is_compiling() or torch_ops.is_traced(values):
         pair = _stochastic_op(values, fmt, num_per_channels, round_sf, least, seed, offset)
         return pair[0], pair[1]
-    return _stochastic_cast(values, fmt, form.num_per_channels, round_sf, least, seed, offset)
+    return _stochastic_cast(values, form, least, seed, offset)
 
 
-def _stochastic_cast(
-    x: Tensor, fmt: str, size: int, round_sf: bool, least: float, seed: int, offset: int
-) -> Pair:
-    form = forms.form("stochastic_cast", fmt, size, round_sf, False, False, False)
+def _plain_form(*flags: Any) -> Form:
+    return forms.form("stochastic_cast", *flags, False, False, False)
+
+
+def _stochastic_cast(x: Tensor, form: Form, least: float, seed: int, offset: int) -> Pair:
+    size = form.num_per_channels
     launch = bind(
         "stochastic_cast",
         x.device,
         x_dtype=NAMES[x.dtype],
         data_dtype=NAMES[form.data_dtype],
-        round_sf=round_sf,
+        round_sf=form.round_sf,
     )
     if launch is None:
         return reference.stochastic_cast(
-            x.detach(), fmt, size, seed=seed, offset=offset, clamp_min=least, round_sf=round_sf
+            x.detach(),
+            form.fmt,
+            size,
+            seed=seed,
+            offset=offset,
+            clamp_min=least,
+            round_sf=form.round_sf,
         )
-    data = empty((x.shape[0], form.data_width(x.shape[1])), dtype=form.data_dtype, device=x.device)
-    sf = forms.empty_sf(form, x.shape[0], x.shape[1], x.device)
+    data, sf = empty_pair(form, x, x.shape[1])
     if x.shape[0]:
         launch(aligned(x), data, sf, least, size, seed, offset)
     return data, sf
 
 
-def _stochastic_fake(
-    x: Tensor, fmt: str, size: int, round_sf: bool, least: float, seed: int, offset: int
-) -> Pair:
-    form = forms.form("stochastic_cast", fmt, size, round_sf, False, False, False)
-    data = x.new_empty((x.shape[0], form.data_width(x.shape[1])), dtype=form.data_dtype)
-    return data, forms.empty_sf(form, x.shape[0], x.shape[1], x.device)
+def _stochastic_run(x: Tensor, *arguments: Any) -> Pair:
+    return _stochastic_cast(x, _plain_form(*arguments[:3]), *arguments[3:])
+
+
+def _stochastic_fake(x: Tensor, *arguments: Any) -> Pair:
+    return empty_pair(_plain_form(*arguments[:3]), x, x.shape[1])
 
 
 _stochastic_op = torch_ops.define(
     "stochastic_cast(Tensor x, str fmt, int num_per_channels, bool round_sf, float clamp_min, "
     "int seed, int offset) -> (Tensor, Tensor)",
-    _stochastic_cast,
+    _stochastic_run,
     _stochastic_fake,
 )
