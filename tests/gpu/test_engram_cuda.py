@@ -402,11 +402,19 @@ def test_compile_with_a_dynamic_number_of_tokens(hidden: int) -> None:
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device on this machine")
 def test_tensors_on_another_device_than_the_current_one() -> None:
     tensors = inputs(300, 2560, device="cuda:1")
+    weights = inputs(2, 2560, device="cuda:1")[0]
+    grads, wanted = torch.zeros((2, 2, 4, 2560), device="cuda:1")
     with torch.cuda.device(0):
         results = gate(*tensors)
+        fused = tw.engram.fused_weight(weights[0], weights[1])
+        tw.engram.grad_w_reduce(results[7], weights[0], weights[1], grads[0], grads[1])
         assert torch.cuda.current_device() == 0
-    assert all(each.device.index == 1 for each in results)
+    assert all(each.device.index == 1 for each in (*results, fused))
     check_gate(results, *tensors)
+    assert compare.bits(fused, weights[0].float() * weights[1].float()) == ""
+    tw.reference.engram.grad_w_reduce(results[7], weights[0], weights[1], wanted[0], wanted[1])
+    for mine, right in zip(grads, wanted, strict=True):
+        assert_sums(mine[None], right[None])
     with pytest.raises(ValueError, match=r"kv: is on cuda:0, must be on cuda:1 like the others"):
         gate(tensors[0], tensors[1].to("cuda:0"), *tensors[2:])
 

@@ -215,8 +215,11 @@ def test_a_tensor_on_another_device_than_the_current_one() -> None:
     inputs = tuple(each.to("cuda:1") for each in pre_inputs(3, 30, 4096))
     with torch.cuda.device(0):
         results = tw.mhc.pre_big_fuse_fwd(*inputs, *NUMBERS)
+        new = tw.mhc.post_fwd(results[2], inputs[4], *results[:2])
         assert torch.cuda.current_device() == 0
     check_pre(results, inputs)
+    expected = tw.reference.mhc.post_fwd(results[2], inputs[4], *results[:2])
+    assert channels(new, expected) == ""
 
 
 def test_preload_of_a_profile_has_the_variants_of_its_model() -> None:

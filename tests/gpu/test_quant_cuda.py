@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -14,10 +16,32 @@ pytestmark = [
 ]
 
 
-def rows(num_tokens: int, hidden: int = 2880) -> torch.Tensor:
-    generator = torch.Generator(device="cuda").manual_seed(num_tokens)
-    x = torch.randn((num_tokens, hidden), generator=generator, device="cuda")
-    return x.to(torch.bfloat16)
+BFLOAT16, FLOAT32 = torch.bfloat16, torch.float32
+WIDE = 7168
+NUM_LAST = 64
+
+
+def rows(
+    num_tokens: int,
+    hidden: int = 2880,
+    dtype: torch.dtype = BFLOAT16,
+    device: str = "cuda",
+) -> torch.Tensor:
+    generator = torch.Generator(device=device).manual_seed(num_tokens)
+    return torch.randn((num_tokens, hidden), generator=generator, device=device).to(dtype)
+
+
+def behind(last: torch.Tensor, value: int = 0) -> torch.Tensor:
+    """Return ``last`` behind rows of ``value``; with WIDE channels more than 2^31 values in all."""
+    shape = (2**31 // WIDE + 300, last.shape[1])
+    x = torch.full(shape, value, dtype=last.dtype, device="cuda")
+    x[-len(last) :] = last
+    return x
+
+
+def is_zero(tensor: torch.Tensor) -> bool:
+    """Return whether all but the last rows are zero bytes."""
+    return not bool(tensor[:-NUM_LAST].view(torch.uint8).any())
 
 
 def check(x: torch.Tensor, data: torch.Tensor, sf: torch.Tensor, fmt: str, size: int) -> None:
@@ -67,21 +91,74 @@ def test_kernels_run_on_the_callers_stream() -> None:
 
 @pytest.mark.parametrize(("fmt", "size"), [("e4m3", 128), ("e2m1", 32)])
 def test_more_than_two_to_the_31_values(fmt: str, size: int) -> None:
-    hidden = 7168
-    num_tokens = 2**31 // hidden + 300
-    x = torch.zeros((num_tokens, hidden), dtype=torch.bfloat16, device="cuda")
-    last = rows(64, hidden)
-    x[-64:] = last
+    last = rows(NUM_LAST, WIDE)
+    x = behind(last)
+    assert x.numel() > 2**31
     data, sf = tw.quant.per_token_cast(x, fmt, size, round_sf=fmt == "e2m1")
     wanted = tw.reference.quant.per_token_cast(last, fmt, size, round_sf=fmt == "e2m1")
-    assert compare.bits(data[-64:], wanted[0]) == ""
-    assert compare.bits(sf[-64:], wanted[1]) == ""
-    assert not bool(data[:-64].view(torch.uint8).any())
+    assert compare.bits(data[-NUM_LAST:], wanted[0]) == ""
+    assert compare.bits(sf[-NUM_LAST:], wanted[1]) == ""
+    assert is_zero(data)
     del x
     back = tw.quant.cast_back((data, sf), "bf16", (1, size))
     wanted_back = tw.reference.quant.cast_back(wanted, "bf16", (1, size))
-    assert compare.bits(back[-64:], wanted_back) == ""
-    assert not bool(back[:-64].any())
+    assert compare.bits(back[-NUM_LAST:], wanted_back) == ""
+    assert is_zero(back)
+
+
+@pytest.mark.parametrize(("dtype", "is_packed"), [(BFLOAT16, True), (FLOAT32, False)])
+def test_scales_alone_of_more_than_two_to_the_31_values(
+    dtype: torch.dtype, is_packed: bool
+) -> None:
+    last = rows(NUM_LAST, WIDE, dtype)
+    flags: Any = {"round_sf": is_packed, "use_packed_ue8m0": is_packed}
+    sf = tw.quant.per_token_cast_with_sf_only(behind(last), "e4m3", 32, **flags)
+    for part, x in ((sf[-NUM_LAST:], last), (sf[:NUM_LAST], torch.zeros_like(last))):
+        wanted = tw.reference.quant.per_token_cast_with_sf_only(
+            x, "e4m3", 32, round_sf=is_packed, sf_dtype=torch.int32 if is_packed else FLOAT32
+        )
+        assert compare.bits(part, wanted) == ""
+    assert bool((sf[:-NUM_LAST] == sf[0]).all())
+
+
+@pytest.mark.parametrize(("fmt", "dtype"), [("e4m3", BFLOAT16), ("e2m1", FLOAT32)])
+def test_more_than_two_to_the_31_values_with_given_scales(fmt: str, dtype: torch.dtype) -> None:
+    last = rows(NUM_LAST, WIDE, dtype)
+    sf = tw.reference.quant.per_token_cast_with_sf_only(last, fmt, 64)
+    data = tw.quant.per_token_cast_with_precomputed_sf(behind(last), fmt, 64, behind(sf, 1))
+    wanted = tw.reference.quant.per_token_cast_with_precomputed_sf(last, fmt, 64, sf)
+    assert compare.bits(data[-NUM_LAST:], wanted) == ""
+    assert is_zero(data)
+
+
+@pytest.mark.parametrize(("x_fmt", "fmt"), [("e4m3", "e2m1"), ("e2m1", "e4m3")])
+def test_more_than_two_to_the_31_quantised_values(x_fmt: str, fmt: str) -> None:
+    last, last_sf = tw.reference.quant.per_token_cast(rows(NUM_LAST, WIDE), x_fmt, 128)
+    # Bytes: torch does not fill every tensor of float8.
+    x = behind(last.view(torch.uint8)).view(last.dtype), behind(last_sf, 1)
+    data, sf = tw.quant.per_token_cast(x, fmt, 32, x_block_size=(1, 128), round_sf=True)
+    wanted = tw.reference.quant.per_token_cast(
+        (last, last_sf), fmt, 32, x_block_size=(1, 128), round_sf=True
+    )
+    assert compare.bits(data[-NUM_LAST:], wanted[0]) == ""
+    assert compare.bits(sf[-NUM_LAST:], wanted[1]) == ""
+    assert is_zero(data)
+
+
+@pytest.mark.parametrize(("fmt", "dtype"), [("e4m3", BFLOAT16), ("e2m1", FLOAT32)])
+def test_more_than_two_to_the_31_values_rounded_stochastically(
+    fmt: str, dtype: torch.dtype
+) -> None:
+    last = rows(NUM_LAST, WIDE, dtype)
+    x = behind(last)
+    options: Any = {"seed": -3, "offset": 2**33 + 5, "round_sf": fmt == "e2m1"}
+    data, sf = tw.quant.stochastic_cast(x, fmt, 128, **options)
+    wanted = tw.reference.quant.stochastic_cast(
+        last, fmt, 128, **options, first_token=len(x) - NUM_LAST
+    )
+    assert compare.bits(data[-NUM_LAST:], wanted[0]) == ""
+    assert compare.bits(sf[-NUM_LAST:], wanted[1]) == ""
+    assert is_zero(data)
 
 
 def test_column_major_scales_of_many_words_and_tokens() -> None:
@@ -166,6 +243,38 @@ def test_scales_that_lack_blocks_are_not_read_beyond() -> None:
     out = torch.empty((4, 256), dtype=torch.bfloat16, device="cuda")
     kernel(data, torch.ones((2, 1), device="cuda"), out, 1, 128)
     assert out[:, ::128].tolist() == [[1, 0], [1, 0], [0, 0], [0, 0]]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device on this machine")
+def test_tensors_on_another_device_than_the_current_one() -> None:
+    x = rows(30, 576, FLOAT32, "cuda:1")
+    low = x.to(BFLOAT16)
+    block: Any = {"x_block_size": (1, 128), "round_sf": True}
+    quant, reference = tw.quant, tw.reference.quant
+    with torch.cuda.device(0):
+        pair = quant.per_token_cast(low, "e4m3", 128)
+        results = (
+            *pair,
+            quant.cast_back(pair, "bf16", (1, 128)),
+            quant.per_token_cast_with_sf_only(x, "e4m3", 128),
+            quant.per_token_cast_with_precomputed_sf(low, "e4m3", 128, pair[1]),
+            *quant.per_token_cast(pair, "e2m1", 32, **block),
+            *quant.stochastic_cast(low, "e4m3", 128, seed=3),
+        )
+        assert torch.cuda.current_device() == 0
+    assert all(result.device.index == 1 for result in results)
+    wanted = (
+        *reference.per_token_cast(low, "e4m3", 128),
+        reference.cast_back(pair, "bf16", (1, 128)),
+        reference.per_token_cast_with_sf_only(x, "e4m3", 128),
+        reference.per_token_cast_with_precomputed_sf(low, "e4m3", 128, pair[1]),
+        *reference.per_token_cast(pair, "e2m1", 32, **block),
+        *reference.stochastic_cast(low, "e4m3", 128, seed=3),
+    )
+    problems = [compare.bits(mine, right) for mine, right in zip(results, wanted, strict=True)]
+    assert problems == [""] * len(wanted)
+    with pytest.raises(ValueError, match=r"x\[1\]: is on cuda:0, must be on cuda:1 like data"):
+        quant.cast_back((pair[0], pair[1].to("cuda:0")), "bf16", (1, 128))
 
 
 def test_preload_makes_a_profile_ready() -> None:

@@ -272,6 +272,16 @@ def test_seeds_and_offsets_draw_other_bits():
     assert all(not torch.equal(draws[0], other) for other in draws[1:])
 
 
+def test_the_reference_draws_the_bits_of_rows_of_a_larger_tensor():
+    x = torch.randn((9, 192), generator=torch.Generator().manual_seed(7))
+    options = {"seed": 3, "offset": 2**40 + 1}
+    whole = tw.reference.quant.stochastic_cast(x, "e4m3", 64, **options)
+    part = tw.reference.quant.stochastic_cast(x[5:], "e4m3", 64, **options, first_token=5)
+    assert compare.bits(part[0], whole[0][5:]) == ""
+    moved = tw.reference.quant.stochastic_cast(x[5:], "e4m3", 64, **options)
+    assert compare.bits(moved[0], whole[0][5:]) != ""
+
+
 def test_philox_matches_the_published_vector():
     words = tw.reference.quant._philox(1, 0, 0, torch.device("cpu"))[0, :4].tolist()
     assert [hex(word) for word in words] == ["0x6627e8d5", "0xe169c58d", "0xbc57ac4c", "0x9b00dbd8"]

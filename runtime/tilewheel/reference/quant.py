@@ -118,11 +118,13 @@ def stochastic_cast(
     x_block_size: tuple[int, int] | None = None,
     clamp_min: float | None = None,
     round_sf: bool = False,
+    first_token: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Return ``per_token_cast`` with data rounded up or down by the bits of Philox4x32-10.
 
     A value between two of the format becomes the upper one with the probability of its distance
-    from the lower one, in steps of 2^-20 (e4m3) or 2^-22 (e2m1) of theirs.
+    from the lower one, in steps of 2^-20 (e4m3) or 2^-22 (e2m1) of theirs. Bits depend on the place
+    of a value: ``first_token`` says that ``x`` is the rows from there of a larger tensor.
     """
     values = _dequantised(x, x_block_size)
     num_tokens, hidden = values.shape
@@ -135,17 +137,20 @@ def stochastic_cast(
     # Below the smallest normal number the grid is even; adding that number puts the grid's step at
     # the lowest mantissa bit that is kept, as it is above.
     shift = torch.where(size < smallest_normal, smallest_normal, 0.0)
-    random = _philox(num_tokens * hidden // 16, seed, offset, values.device).view(values.shape)
+    first, num_places = first_token * hidden // 16, num_tokens * hidden // 16
+    random = _philox(num_places, seed, offset, values.device, first).view(values.shape)
     bits = (size + shift).view(torch.int32) + (random >> (32 - dropped_bits)).to(torch.int32)
     rounded = (bits >> dropped_bits << dropped_bits).view(torch.float32) - shift
     rounded = torch.where(scaled.isnan(), scaled, rounded.copysign(scaled))
     return _encode(rounded, fmt), sf
 
 
-def _philox(num_places: int, seed: int, offset: int, device: torch.device) -> Tensor:
+def _philox(
+    num_places: int, seed: int, offset: int, device: torch.device, first: int = 0
+) -> Tensor:
     """Return 16 uint32 for each place, in int64: Salmon et al., SC 2011, with 10 rounds."""
     mask = 0xFFFFFFFF
-    place = torch.arange(num_places, device=device).view(-1, 1)
+    place = torch.arange(first, first + num_places, device=device).view(-1, 1)
     call = torch.arange(4, device=device)
     zeros = torch.zeros((num_places, 4), dtype=torch.int64, device=device)
     counter = [place + zeros & mask, (place >> 32) * 4 + call, zeros + (offset & mask)]
