@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,9 @@ from tilewheel_build.simulator import (
     compile_runtime,
     default_compiler,
 )
+
+# Test files import what they share, which is no test, from this folder by name.
+sys.path.insert(0, str(Path(__file__).parent))
 
 Array = np.ndarray[Any, Any]
 
@@ -288,3 +292,18 @@ def compile_ops(compile_source: Compile) -> Callable[[Sequence[VectorOp]], Progr
 @pytest.fixture(scope="session")
 def vector_op() -> type[VectorOp]:
     return VectorOp
+
+
+@pytest.fixture(scope="session")
+def apply(compile_ops: Callable[[Sequence[VectorOp]], Program]) -> Callable[..., Array]:
+    """Run one of the instructions in register_ops.py; all are one program."""
+    import register_ops
+
+    ops = register_ops.operations(VectorOp)
+    program = compile_ops(list(ops.values()))
+
+    def run(name: str, *inputs: Array) -> Array:
+        op = ops[name]
+        return np.asarray(op(program, *inputs, dtype=register_ops.NUMPY[op.output]))
+
+    return run

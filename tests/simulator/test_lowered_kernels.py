@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -32,13 +30,9 @@ def lower(function: Any) -> tuple[str, int]:
 
 @pytest.fixture(scope="module")
 def kernels() -> Any:
-    path = Path(__file__).with_name("lowered_kernels.py")
-    spec = importlib.util.spec_from_file_location("lowered_kernels", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    import lowered_kernels
+
+    return lowered_kernels
 
 
 @pytest.fixture(scope="module")
