@@ -20,8 +20,9 @@ ROOT = Path(__file__).parents[2]
 WHEELS = ROOT / "wheels"
 OTHER = {"x86_64": "aarch64", "aarch64": "x86_64"}[platform.machine()]
 
-# The scripts below wheels/ import each other by name, as when they are run.
-sys.path.insert(0, str(WHEELS))
+# The scripts below wheels/ import each other by name, as when they are run; so do the test files
+# what they share.
+sys.path[:0] = [str(WHEELS), str(Path(__file__).parent)]
 
 
 def make(out: Path, dist: Path, *arguments: str) -> None:
@@ -64,6 +65,28 @@ def other_dist(tmp_path_factory: pytest.TempPathFactory, dist: Path) -> Path:
     only = ("--only", "topk_gate-num_experts=any-*-cuda-sm_90a")
     make(base / "out", base / "dist", "--target", "cuda", "--machines", OTHER, *only)
     return base / "dist"
+
+
+@pytest.fixture
+def sound(other_dist: Path) -> Path:
+    """Return a wheel with one CUDA artifact, for the processor that this machine does not have."""
+    (path,) = other_dist.glob("tilewheel_cu13-*.whl")
+    return path
+
+
+@pytest.fixture
+def members(sound: Path) -> dict[str, bytes]:
+    from tampering import read
+
+    return read(sound)
+
+
+@pytest.fixture
+def tampered(sound: Path, tmp_path: Path) -> Callable[..., list[str]]:
+    """Return the function that checks a wheel of the sound one's name with other members."""
+    from tampering import check, write
+
+    return lambda members, **options: check(write(tmp_path / sound.name, members, **options))
 
 
 @dataclass(frozen=True)
