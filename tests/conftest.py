@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,25 @@ import pytest
 # One cache of the C compiler for all builds that tests make: a cold one costs half a minute.
 ZIG_CACHE = Path(__file__).parents[1] / "out" / "cache" / "zig"
 os.environ.setdefault("ZIG_GLOBAL_CACHE_DIR", str(ZIG_CACHE))
+
+
+@pytest.fixture(scope="session")
+def run_script() -> Callable[..., list[str]]:
+    """Return the function that runs a script in a process of its own and gives what it printed."""
+
+    def run(text: str, **variables: str) -> list[str]:
+        done = subprocess.run(
+            [sys.executable, "-c", text],
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **variables},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    return run
 
 
 @dataclass(frozen=True)

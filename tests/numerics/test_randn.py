@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -240,25 +237,16 @@ with tw.backend("ascend-sim"):
 
 
 @pytest.mark.usefixtures("kernel")
-def test_forked_children_go_on_in_sequences_of_their_own() -> None:
-    def run() -> list[str]:
-        done = subprocess.run(
-            [sys.executable, "-c", FORK],
-            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=True,
-        )
-        return done.stdout.splitlines()
-
-    lines = run()
+def test_forked_children_go_on_in_sequences_of_their_own(
+    run_script: Callable[..., list[str]],
+) -> None:
+    lines = run_script(FORK)
     assert [line.split()[0] for line in lines] == ["child", "child", "parent"]
     assert len({line.partition(" ")[2] for line in lines}) == 3
     numbers = json.loads(lines[2].partition(" ")[2])
     expected = tw.reference.rand.randn(100, seed=9, offset=100)
     assert torch.allclose(torch.tensor(numbers), expected, rtol=0, atol=ATOL)
-    assert run() == lines
+    assert run_script(FORK) == lines
 
 
 # The distribution, on every backend.

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -26,7 +23,7 @@ def is_right():
 
 
 @pytest.fixture
-def run() -> Callable[[str], list[str]]:
+def run(run_script: Callable[..., list[str]]) -> Callable[[str], list[str]]:
     """Return the function that runs a script in a process of its own and gives what it printed."""
     if not any(
         entry.artifact.key.target.backend == "ascend-sim"
@@ -34,20 +31,7 @@ def run() -> Callable[[str], list[str]]:
         for entry in tw.artifacts("topk_gate")
     ):
         pytest.skip("topk_gate for 256 experts is not built for ascend-sim")
-
-    def script(text: str) -> list[str]:
-        done = subprocess.run(
-            [sys.executable, "-c", f"{PRELUDE}\n{text}"],
-            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout.splitlines()
-
-    return script
+    return lambda text: run_script(f"{PRELUDE}\n{text}")
 
 
 def test_choice_holds_for_its_thread_only(run: Callable[[str], list[str]]) -> None:

@@ -87,32 +87,27 @@ def library(tmp_path_factory: pytest.TempPathFactory, needs_compilers: None) -> 
 
 @pytest.fixture
 def drive(
-    ascend_built: Any, library: Path, tmp_path: Path, no_cann: dict[str, str]
+    ascend_built: Any,
+    library: Path,
+    tmp_path: Path,
+    no_cann: dict[str, str],
+    run_script: Callable[..., list[str]],
 ) -> Callable[..., Run]:
     """Return the function that runs a script on the recording library."""
 
     def run(script: str, *, path: Path = library, **variables: str) -> Run:
         log = tmp_path / "calls.txt"
         artifact = str(ascend_built.artifact(KEY))
-        done = subprocess.run(
-            [sys.executable, "-c", f"artifact = {artifact!r}\n{PRELUDE}\n{script}"],
-            env={
-                **os.environ,
-                **no_cann,
-                "LD_LIBRARY_PATH": str(path),
-                "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1] / "runtime")]),
-                "PYTHONDONTWRITEBYTECODE": "1",
-                "RECORDING_LOG": str(log),
-                **variables,
-            },
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
+        places = {
+            **no_cann,
+            "LD_LIBRARY_PATH": str(path),
+            "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1] / "runtime")]),
+            "RECORDING_LOG": str(log),
+        }
+        text = f"artifact = {artifact!r}\n{PRELUDE}\n{script}"
+        printed = run_script(text, **{**places, **variables})
         calls = log.read_text().splitlines() if log.exists() else []
-        return Run(calls=calls, printed=done.stdout.splitlines())
+        return Run(calls=calls, printed=printed)
 
     return run
 

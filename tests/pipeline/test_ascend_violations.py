@@ -6,12 +6,9 @@ the simulator and embedded in the launcher that ships.
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -76,32 +73,17 @@ def broken(ascend_built: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def drive(ascend_built: Any, broken: Path) -> Callable[[str], list[str]]:
+def drive(
+    ascend_built: Any, broken: Path, run_script: Callable[..., list[str]]
+) -> Callable[[str], list[str]]:
     """Return the function that runs a script with both artifacts and gives what it printed."""
-
-    def run(script: str) -> list[str]:
-        artifacts = replace(ascend_built, backend="ascend-sim").artifacts
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-c",
-                f"artifact = {str(broken / 'artifact.so')!r}\n{PRELUDE}\n{script}",
-            ],
-            env={
-                **os.environ,
-                "PYTHONPATH": str(HERE.parents[1] / "runtime"),
-                "PYTHONDONTWRITEBYTECODE": "1",
-                "TILEWHEEL_ARTIFACTS": str(artifacts),
-            },
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout.splitlines()
-
-    return run
+    artifacts = replace(ascend_built, backend="ascend-sim").artifacts
+    prelude = f"artifact = {str(broken / 'artifact.so')!r}\n{PRELUDE}\n"
+    return lambda script: run_script(
+        prelude + script,
+        PYTHONPATH=str(HERE.parents[1] / "runtime"),
+        TILEWHEEL_ARTIFACTS=str(artifacts),
+    )
 
 
 def line_of(source: str, text: str) -> int:

@@ -90,30 +90,23 @@ def driver(tmp_path_factory: pytest.TempPathFactory, needs_compilers: None) -> P
 
 
 @pytest.fixture
-def drive(built: Any, driver: Path, tmp_path: Path) -> Callable[..., Run]:
+def drive(
+    built: Any, driver: Path, tmp_path: Path, run_script: Callable[..., list[str]]
+) -> Callable[..., Run]:
     """Return the function that runs a script on the recording driver."""
 
     def run(script: str, *, library: Path = driver, **variables: str) -> Run:
         log = tmp_path / "calls.txt"
         folder = built.artifacts / "sm_90a"
-        done = subprocess.run(
-            [sys.executable, "-c", f"artifacts = {str(folder)!r}\n{PRELUDE}\n{script}"],
-            env={
-                **os.environ,
-                "LD_LIBRARY_PATH": str(library),
-                "PYTHONPATH": str(HERE),
-                "PYTHONDONTWRITEBYTECODE": "1",
-                "RECORDING_LOG": str(log),
-                **variables,
-            },
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
+        places = {
+            "LD_LIBRARY_PATH": str(library),
+            "PYTHONPATH": str(HERE),
+            "RECORDING_LOG": str(log),
+        }
+        text = f"artifacts = {str(folder)!r}\n{PRELUDE}\n{script}"
+        printed = run_script(text, **{**places, **variables})
         calls = log.read_text().splitlines() if log.exists() else []
-        return Run(calls=calls, printed=done.stdout.splitlines())
+        return Run(calls=calls, printed=printed)
 
     return run
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -95,18 +93,14 @@ def test_what_was_built_for_a_model_is_installed_then(v4: Any) -> None:
     assert f"  installed      {ROUTER}\n" in done.stdout
 
 
-def test_a_server_preloads_the_profile_by_its_name(v4: Any) -> None:
+def test_a_server_preloads_the_profile_by_its_name(
+    v4: Any, run_script: Callable[..., list[str]]
+) -> None:
     script = (
         "import tilewheel as tw\n"
         "for loaded in tw.preload(device='ascend-sim', profile='deepseek-v4-flash',"
         " operators=('topk_gate',)):\n"
         "    print(loaded.key, loaded.error)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "TILEWHEEL_ARTIFACTS": str(v4.out / "artifacts")},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == f"{ROUTER} None\n"
+    printed = run_script(script, TILEWHEEL_ARTIFACTS=str(v4.out / "artifacts"))
+    assert printed == [f"{ROUTER} None"]

@@ -161,6 +161,12 @@ class Program:
         function = self.simulator.function(self.binary, name)
         self.simulator.launch(function, blocks, pack(kernel, values), ub_bytes)
 
+    def error_of(self, name: str, *values: Any, **options: Any) -> str:
+        """Run a kernel, which must fail, and return what the launch reported."""
+        with pytest.raises(SimulationError) as caught:
+            self.run(name, *values, **options)
+        return str(caught.value)
+
 
 Compile = Callable[[str], Program]
 

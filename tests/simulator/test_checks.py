@@ -19,13 +19,6 @@ def memory(compile_file: Any) -> Any:
     return compile_file("memory.asc")
 
 
-def error_of(program: Any, name: str, *values: Any, **options: Any) -> str:
-    with pytest.raises(RuntimeError) as caught:
-        program.run(name, *values, **options)
-    assert type(caught.value).__name__ == "SimulationError"
-    return str(caught.value)
-
-
 ONES = np.ones(64, np.float32)
 
 
@@ -72,11 +65,11 @@ ONES = np.ones(64, np.float32)
     ],
 )
 def test_flag_and_lock_protocol(flags: Any, name: str, text: str) -> None:
-    assert text in error_of(flags, name, ONES)
+    assert text in flags.error_of(name, ONES)
 
 
 def test_an_error_names_kernel_block_line_and_statement(flags: Any) -> None:
-    assert error_of(flags, "double_set", ONES) == (
+    assert flags.error_of("double_set", ONES) == (
         "double_set: block 0: line 7: asc_sync_notify(PIPE_V, PIPE_MTE2, 1): flag is already set "
         "(line 6), must be waited for before it is set again\n"
         "    asc_sync_notify(PIPE_V, PIPE_MTE2, static_cast<event_t>(1));"
@@ -109,7 +102,7 @@ def test_an_error_names_kernel_block_line_and_statement(flags: Any) -> None:
 )
 @pytest.mark.usefixtures("each_mode")
 def test_vector_accesses_stay_within_ub(memory: Any, name: str, offset: int, text: str) -> None:
-    assert text in error_of(memory, name, ONES, offset, ub_bytes=4096)
+    assert text in memory.error_of(name, ONES, offset, ub_bytes=4096)
 
 
 @pytest.mark.usefixtures("each_mode")
@@ -118,14 +111,14 @@ def test_a_masked_store_may_reach_beyond_ub_with_inactive_lanes(memory: Any) -> 
 
 
 def test_dma_stays_within_ub_and_is_aligned(memory: Any) -> None:
-    assert "dma write of 64 bytes at ub offset 4064" in error_of(
-        memory, "dma_in", ONES, 4064, 64, ub_bytes=4096
+    assert "dma write of 64 bytes at ub offset 4064" in memory.error_of(
+        "dma_in", ONES, 4064, 64, ub_bytes=4096
     )
-    assert "dma write at ub offset 4 (x_ub + 4), must be aligned to 32 bytes" in error_of(
-        memory, "dma_in", ONES, 4, 64
+    assert "dma write at ub offset 4 (x_ub + 4), must be aligned to 32 bytes" in memory.error_of(
+        "dma_in", ONES, 4, 64
     )
-    assert "with a ub stride of 20 bytes, must be a multiple of 32" in error_of(
-        memory, "dma_rows", ONES, 20
+    assert "with a ub stride of 20 bytes, must be a multiple of 32" in memory.error_of(
+        "dma_rows", ONES, 20
     )
     memory.run("dma_in", ONES, 4032, 64, ub_bytes=4096)
 
@@ -136,7 +129,7 @@ def test_dma_refuses_bytes_that_were_never_written(memory: Any) -> None:
     assert (out == 1).all()
     assert (
         "dma read of 64 bytes at ub offset 0 (x_ub + 0): 12 bytes from offset 52 on have no "
-        "defined value, must be written before" in error_of(memory, "dma_out", out, 13)
+        "defined value, must be written before" in memory.error_of("dma_out", out, 13)
     )
 
 
@@ -144,8 +137,8 @@ def test_undefined_lanes_are_followed_through_registers(memory: Any) -> None:
     out = np.zeros(16, np.float32)
     memory.run("computed_from_undefined", out, 1)
     assert out.tolist() == [2.0] * 4 + [7.0] * 12
-    assert "48 bytes from offset 272 on have no defined value" in error_of(
-        memory, "computed_from_undefined", out, 0
+    assert "48 bytes from offset 272 on have no defined value" in memory.error_of(
+        "computed_from_undefined", out, 0
     )
 
 
@@ -156,13 +149,13 @@ def test_plain_stores_count_as_written(memory: Any) -> None:
 
 
 def test_plain_stores_behind_ub_are_noticed(memory: Any) -> None:
-    text = error_of(memory, "scalar_store", np.zeros(16, np.float32), 4, ub_bytes=64)
+    text = memory.error_of("scalar_store", np.zeros(16, np.float32), 4, ub_bytes=64)
     assert "scalar or simt code has written ub offset 64, must stay within 64 bytes" in text
 
 
 def test_the_rest_of_a_short_row_is_undefined_after_a_load(memory: Any) -> None:
     x, y = np.arange(5, dtype=np.float32), np.zeros(16, np.float32)
-    assert "12 bytes from offset 20 on have no defined value" in error_of(memory, "short_row", x, y)
+    assert "12 bytes from offset 20 on have no defined value" in memory.error_of("short_row", x, y)
 
 
 def test_padding_is_filled_in_elements(memory: Any) -> None:
@@ -184,15 +177,15 @@ def test_dma_stays_within_registered_tensors(memory: Any, simulator: Any) -> Non
     simulator.set_regions((x, False), (out, True))
     memory.run("dma_in", x, 0, 64)
     memory.run("dma_out", out, 16)
-    assert "of tensor 0, must lie within 64 bytes" in error_of(memory, "dma_in", x[1:], 0, 64)
-    assert "dma write of 64 bytes to tensor 0, must be an output" in error_of(
-        memory, "dma_out", x, 16
+    assert "of tensor 0, must lie within 64 bytes" in memory.error_of("dma_in", x[1:], 0, 64)
+    assert "dma write of 64 bytes to tensor 0, must be an output" in memory.error_of(
+        "dma_out", x, 16
     )
     simulator.set_regions((x, False), (out, True), (x, True))  # in place
     memory.run("dma_out", x, 16)
     simulator.set_regions((out, True))
     other = np.ones(1024, np.float32)
-    assert "must lie" in error_of(memory, "dma_in", other, 0, 64)
+    assert "must lie" in memory.error_of("dma_in", other, 0, 64)
 
 
 def test_scalar_accesses_and_prints_of_tilelangs_headers(
@@ -217,7 +210,7 @@ def test_a_launch_reports_what_it_moved(memory: Any, simulator: Any) -> None:
 def test_violations_leave_the_process_usable(memory: Any, flags: Any) -> None:
     out = np.zeros(16, np.float32)
     for _ in range(50):
-        error_of(memory, "load_beyond", ONES, 993, ub_bytes=4096, blocks=4)
-        error_of(flags, "double_set", ONES, blocks=4)
+        memory.error_of("load_beyond", ONES, 993, ub_bytes=4096, blocks=4)
+        flags.error_of("double_set", ONES, blocks=4)
         memory.run("dma_out", out, 16)
     assert (out == 1).all()

@@ -20,13 +20,6 @@ def cross_core(compile_file: Any) -> Any:
     return compile_file("cross_core.asc")
 
 
-def error_of(program: Any, name: str, *values: Any, **options: Any) -> str:
-    with pytest.raises(RuntimeError) as caught:
-        program.run(name, *values, **options)
-    assert type(caught.value).__name__ == "SimulationError"
-    return str(caught.value)
-
-
 def test_warp_collectives_combine_32_lanes(simt: Any) -> None:
     x = np.random.default_rng(1).integers(-50, 50, 64).astype(np.float32)
     y = np.random.default_rng(2).integers(-50, 50, 64).astype(np.int32)
@@ -68,7 +61,7 @@ def test_simt_stores_count_as_written(simt: Any) -> None:
 
 def test_a_simt_store_races_with_dma(simt: Any, simulator: Any) -> None:
     simulator.set_race_detection(True)
-    text = error_of(simt, "fill_without_wait", np.zeros(64, np.int32))
+    text = simt.error_of("fill_without_wait", np.zeros(64, np.int32))
     assert "PIPE_MTE3 reads while PIPE_V may still write it" in text
 
 
@@ -98,7 +91,7 @@ def test_a_simt_store_races_with_dma(simt: Any, simulator: Any) -> None:
 def test_misuse_is_an_error(simt: Any, name: str, text: str) -> None:
     x = np.zeros(64, np.int32)
     for _ in range(20):  # fibers are abandoned each time
-        assert text in error_of(simt, name, x)
+        assert text in simt.error_of(name, x)
     simt.run("fill_then_store", x)
     assert (x == -1).all()
 
@@ -152,11 +145,11 @@ def test_blocks_meet_at_the_cross_core_barrier(cross_core: Any) -> None:
 
 def test_a_block_that_never_arrives_is_an_error(cross_core: Any) -> None:
     x, out = np.zeros(8, np.int32), np.zeros(8, np.int32)
-    text = error_of(cross_core, "exchange", x, out, 1, 2, blocks=8)
+    text = cross_core.error_of("exchange", x, out, 1, 2, blocks=8)
     assert "7 of 8 blocks have arrived at flag 3 and no other can, must be reached by every" in text
 
 
 def test_a_failing_block_releases_those_that_wait(cross_core: Any) -> None:
     for _ in range(20):
-        text = error_of(cross_core, "fail_while_others_wait", np.zeros(1, np.int32), blocks=32)
+        text = cross_core.error_of("fail_while_others_wait", np.zeros(1, np.int32), blocks=32)
         assert text.startswith("fail_while_others_wait: block 5: line ")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import tilewheel
@@ -32,20 +29,12 @@ assert os.environ.get("TVM_FFI_DISABLE_TORCH_C_DLPACK") == "0"
 """
 
 
-def test_import_starts_no_compiler_and_restores_the_environment(tmp_path):
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(RUNTIME),
-        "TVM_FFI_CACHE_DIR": str(tmp_path / "cache"),
-        "TVM_FFI_DISABLE_TORCH_C_DLPACK": "0",
-        "HOME": "/nonexistent",
-    }
-    result = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
+def test_import_starts_no_compiler_and_restores_the_environment(run_script, tmp_path):
+    run_script(
+        SCRIPT,
+        PYTHONPATH=str(RUNTIME),
+        TVM_FFI_CACHE_DIR=str(tmp_path / "cache"),
+        TVM_FFI_DISABLE_TORCH_C_DLPACK="0",
+        HOME="/nonexistent",
     )
-    assert result.returncode == 0, result.stderr
     assert not (tmp_path / "cache").exists()
