@@ -128,21 +128,25 @@ def test_nothing_is_written_around_the_results(hidden: int, num_tokens: int) -> 
     assert is_intact(memory)
 
 
-def test_more_than_two_to_the_31_elements() -> None:
-    hidden = 7168
-    num_tokens = 2**31 // (4 * hidden) + 70
-    products, squares, scale, base, last = on_gpu(pre_inputs(1, 64, hidden))
-    residual = torch.zeros((num_tokens, 4, hidden), dtype=torch.bfloat16, device="cuda")
+def many(inputs: Any, num_tokens: int) -> tuple[torch.Tensor, ...]:
+    """Return the 64 tokens of ``inputs`` behind zeros."""
+    products, squares, scale, base, last = inputs
+    residual = torch.zeros((num_tokens, *last.shape[1:]), dtype=torch.bfloat16, device="cuda")
     residual[-64:] = last
     many_products = torch.zeros((1, num_tokens, 24), device="cuda")
     many_products[:, -64:] = products
     many_squares = torch.ones((1, num_tokens), device="cuda")
     many_squares[:, -64:] = squares
-    inputs = (products, squares, scale, base, last)
+    return many_products, many_squares, scale, base, residual
+
+
+def test_more_than_two_to_the_31_elements() -> None:
+    hidden = 7168
+    inputs = on_gpu(pre_inputs(1, 64, hidden))
+    more = many(inputs, 2**31 // (4 * hidden) + 70)
+    last, residual = inputs[4], more[4]
     for weight in (None, norm_weight(hidden)):
-        results = tw.mhc.pre_big_fuse_fwd(
-            many_products, many_squares, scale, base, residual, *NUMBERS, norm_weight=weight
-        )
+        results = tw.mhc.pre_big_fuse_fwd(*more, *NUMBERS, norm_weight=weight)
         check_pre([each[-64:] for each in results], inputs, weight)
         assert not bool(results[2][:-64].any())
     post, comb, x = results
@@ -156,19 +160,11 @@ def test_more_than_two_to_the_31_elements() -> None:
 
 def test_a_layer_input_of_more_than_two_to_the_31_elements() -> None:
     hidden = 7168
-    num_tokens = 2**31 // hidden + 70
-    products, squares, scale, base, last = on_gpu(pre_inputs(1, 64, hidden))
-    residual = torch.zeros((num_tokens, 4, hidden), dtype=torch.bfloat16, device="cuda")
-    residual[-64:] = last
-    many_products = torch.zeros((1, num_tokens, 24), device="cuda")
-    many_products[:, -64:] = products
-    many_squares = torch.ones((1, num_tokens), device="cuda")
-    many_squares[:, -64:] = squares
+    inputs = on_gpu(pre_inputs(1, 64, hidden))
+    more = many(inputs, 2**31 // hidden + 70)
     for weight in (None, norm_weight(hidden)):
-        results = tw.mhc.pre_big_fuse_fwd(
-            many_products, many_squares, scale, base, residual, *NUMBERS, norm_weight=weight
-        )
-        check_pre([each[-64:] for each in results], (products, squares, scale, base, last), weight)
+        results = tw.mhc.pre_big_fuse_fwd(*more, *NUMBERS, norm_weight=weight)
+        check_pre([each[-64:] for each in results], inputs, weight)
 
 
 def test_compile_with_a_dynamic_number_of_tokens() -> None:
