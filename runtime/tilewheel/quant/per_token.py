@@ -203,9 +203,7 @@ def _recast(
     out: Pair | None,
 ) -> Pair:
     """Quantise a quantised pair: in one launch where there is a kernel for it, else in two."""
-    if x_block_size is None:
-        raise ValueError(f"{where}: x_block_size: is None, must be (tokens, channels) for a pair x")
-    block = forms.block_size(f"{where}: x_block_size", x_block_size)
+    block = _pair_block(where, x_block_size)
     hidden = check_pair(f"{where}: x", x, block)
     data, x_sf = x
     # The kernel takes float32 scales and gives float32 or packed ones.
@@ -228,6 +226,12 @@ def _recast(
     if data.shape[0]:
         launch(aligned(data), x_sf, new_data, sf, least, form.num_per_channels, *block)
     return new_data, sf
+
+
+def _pair_block(where: str, x_block_size: Any) -> tuple[int, int]:
+    if x_block_size is None:
+        raise ValueError(f"{where}: x_block_size: is None, must be (tokens, channels) for a pair x")
+    return forms.block_size(f"{where}: x_block_size", x_block_size)
 
 
 def empty_pair(form: Form, x: Tensor, hidden: int) -> Pair:
@@ -280,11 +284,7 @@ def flags(form: Form) -> tuple[str, int, bool, bool, bool, bool]:
 def plain_values(where: str, x: Any, x_block_size: Any) -> Tensor:
     """Return ``x`` once checked; of a pair, data * sf in float32."""
     if isinstance(x, tuple):
-        if x_block_size is None:
-            raise ValueError(
-                f"{where}: x_block_size: is None, must be (tokens, channels) for a pair x"
-            )
-        block = forms.block_size(f"{where}: x_block_size", x_block_size)
+        block = _pair_block(where, x_block_size)
         check_pair(f"{where}: x", x, block)
         return cast_back(x, "f32", block)
     if x_block_size is not None:
