@@ -105,6 +105,7 @@ def test_compiler_and_linker_run_in_the_work_directory_with_the_time_given(
     for name in ("bisheng", "ld.lld"):
         tool(tmp_path / "bin" / name)
     monkeypatch.setattr(ascend, "run_tool", run_tool)
+    monkeypatch.setattr(ascend, "tilelang_source", lambda: tmp_path)
     monkeypatch.setenv("BISHENG_HOME", str(tmp_path))
     work = tmp_path / "work"
     ascend.compile_device(
