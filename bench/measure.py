@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import importlib.util
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -39,6 +41,17 @@ def has_peer() -> bool:
     return importlib.util.find_spec("tile_kernels") is not None
 
 
+def peer() -> ModuleType | None:
+    """Return the JIT peer, or None where it is not installed."""
+    return importlib.import_module("tile_kernels") if has_peer() else None
+
+
+def short(error: Exception) -> str:
+    """Return an error's type and the beginning of its first line."""
+    first = str(error).partition("\n")[0]
+    return f"{type(error).__name__}: {first[:90]}"
+
+
 def graph_time_us(calls: Sequence[Callable[[], object]], *, num_replays: int = 20) -> list[float]:
     """Return microseconds a call for each replay of a graph that holds all ``calls`` in a row.
 
@@ -65,7 +78,7 @@ def graph_time_us(calls: Sequence[Callable[[], object]], *, num_replays: int = 2
 
 
 def host_time_us(
-    call: Callable[[], object], *, num_calls: int = 2000, repeats: int = 7
+    call: Callable[[], object], *, num_calls: int = 1000, repeats: int = 7
 ) -> list[float]:
     """Return microseconds of the host a call, one number for each repeat.
 

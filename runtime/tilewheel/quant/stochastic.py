@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, empty
 from torch.compiler import is_compiling
 
 from tilewheel import checks, torch_ops
 from tilewheel.dispatch import bind
 from tilewheel.quant import forms
-from tilewheel.quant.forms import NAMES
+from tilewheel.quant.forms import NAMES, Form
 from tilewheel.quant.per_token import Pair, aligned, plain_values
 from tilewheel.reference import quant as reference
 
@@ -50,11 +52,31 @@ def stochastic_cast(
     least = forms.clamp_min(where, form, clamp_min)
     seed = checks.integer(f"{where}: seed", seed, -(2**63), 2**63 - 1)
     offset = checks.integer(f"{where}: offset", offset, 0, 2**63 - 1)
+    if x_block_size is None and not is_compiling():
+        pair = _fast_stochastic(x, form, least, seed, offset)
+        if pair is not None:
+            return pair
     values = plain_values(where, x, x_block_size)
     if is_compiling() or torch_ops.is_traced(values):
         pair = _stochastic_op(values, fmt, num_per_channels, round_sf, least, seed, offset)
         return pair[0], pair[1]
     return _stochastic_cast(values, fmt, form.num_per_channels, round_sf, least, seed, offset)
+
+
+def _fast_stochastic(x: Any, form: Form, least: float, seed: int, offset: int) -> Pair | None:
+    """Launch what is loaded already on a plain tensor; None leaves the call to the checks."""
+    data_name, _, round_sf = form.cuda_names
+    launch = forms.loaded("stochastic_cast", x, data_name, round_sf)
+    if launch is None:
+        return None
+    num_tokens, hidden = x.shape
+    data = empty((num_tokens, form.data_width(hidden)), dtype=form.data_dtype, device=x.device)
+    sf = forms.empty_sf(form, num_tokens, hidden, x.device)
+    try:
+        launch(x, data, sf, least, form.num_per_channels, seed, offset)
+    except (TypeError, ValueError):  # what the launcher refuses
+        return None
+    return data, sf
 
 
 def _stochastic_cast(
