@@ -16,11 +16,20 @@ import torch
 import tilewheel
 
 L2_FLUSH_BYTES = 192 * 2**20
-"""Inputs rotate through more than this, so that no call finds its own in the L2 (60 MB on H200)."""
+"""More than any L2 (60 MB on H200): what inputs rotate through and what is overwritten."""
 
 
 def describe() -> dict[str, Any]:
-    """Return device and versions: part of every record."""
+    """Return device and versions: part of every record.
+
+    Raises:
+        SystemExit: this machine has no NVIDIA GPU that torch can use.
+    """
+    if not torch.cuda.is_available():
+        raise SystemExit(
+            "bench: torch finds no CUDA device here, must have one\n"
+            "hint: make gpu-bundle packs what another machine needs to run this"
+        )
     versions = {"tilewheel": tilewheel.__version__, "torch": torch.__version__}
     for name in ("apache-tvm-ffi", "tile-kernels", "tilelang", "torch-c-dlpack-ext"):
         try:
@@ -56,8 +65,10 @@ def graph_time_us(calls: Sequence[Callable[[], object]], *, num_replays: int = 2
     """Return microseconds a call for each replay of a graph that holds all ``calls`` in a row.
 
     Kernel time, not host time: the host launches once a replay. The calls differ in their inputs,
-    so that each finds its own outside the L2.
+    and what they have of the L2 is overwritten before each replay, so that each finds its own
+    outside it, however small.
     """
+    flush = torch.empty(L2_FLUSH_BYTES, dtype=torch.uint8, device="cuda")
     for call in calls:
         call()
     torch.cuda.synchronize()
@@ -69,6 +80,7 @@ def graph_time_us(calls: Sequence[Callable[[], object]], *, num_replays: int = 2
     for _ in range(num_replays + 3):
         start = torch.cuda.Event(enable_timing=True)
         stop = torch.cuda.Event(enable_timing=True)
+        flush.zero_()
         start.record()
         graph.replay()
         stop.record()
@@ -111,10 +123,10 @@ def ceiling_gb_s(size_bytes: int = 2**30) -> float:
     return 2 * size_bytes / statistics.median(times) / 1e3
 
 
-def summary(times: Sequence[float]) -> dict[str, float]:
-    """Return median, least and greatest of some times, in microseconds."""
+def summary(times: Sequence[float], *, unit: str = "us") -> dict[str, float]:
+    """Return median, least and greatest of some times."""
     return {
-        "median_us": round(statistics.median(times), 3),
-        "min_us": round(min(times), 3),
-        "max_us": round(max(times), 3),
+        f"median_{unit}": round(statistics.median(times), 3),
+        f"min_{unit}": round(min(times), 3),
+        f"max_{unit}": round(max(times), 3),
     }

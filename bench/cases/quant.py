@@ -122,7 +122,7 @@ def per_token_cast(
 
 
 def per_token_recast(x_dtype: str, data_dtype: str, sf_dtype: str, round_sf: bool) -> Case:
-    """To another format or group size, e.g. e2m1 weights of experts with a scale for 32 channels."""
+    """To another format or group size, such as e2m1 weights of experts to e4m3."""
     before, fmt = FORMAT[x_dtype], FORMAT[data_dtype]
     size_before, size = _SIZE[before], _SIZE[fmt]
     flags = _flags(sf_dtype, round_sf)
