@@ -22,6 +22,10 @@ CACHE ?=
 REMOTE_CACHE ?=
 DASK ?=
 MEMORY ?=
+RESULTS ?= bench/results
+BENCH_ONLY ?=
+BENCH_PROFILE ?=
+TOKENS ?=
 
 BUILD_ARGUMENTS = --target '$(TARGET)' --profile '$(PROFILE)' --out '$(OUT)' \
 	$(if $(ARCHS),--archs '$(ARCHS)') $(if $(ONLY),--only '$(ONLY)')
@@ -34,18 +38,22 @@ BUILD_OPTIONS = --jobs '$(JOBS)' $(if $(CPU),--machine '$(CPU)') $(if $(SHARD),-
 OTHER_CPU = $(filter-out $(shell uname -m),$(CPU))
 WHEEL_ARGUMENTS = $(BUILD_ARGUMENTS) --jobs '$(JOBS)' --machines '$(CPUS)' --dist '$(DIST)' --sdist
 
+BENCH_OPTIONS = --out '$(RESULTS)' $(if $(BENCH_ONLY),--only '$(BENCH_ONLY)') \
+	$(if $(TOKENS),--tokens '$(TOKENS)') $(if $(BENCH_PROFILE),--profile '$(BENCH_PROFILE)')
+
 # The checkout's own artifacts are found without help.
 SELFTEST = $(if $(filter-out out,$(OUT)),TILEWHEEL_ARTIFACTS='$(OUT)/artifacts') \
 	$(PY) -m tilewheel selftest
 
 .PHONY: help setup build merge list lower selftest verify test lint format generate wheel index gpu-bundle \
-	sbom clean
+	sbom bench bench-gpu clean
 
 help: ## print this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 	@echo
 	@echo "TARGET=cuda|all PROFILE=smoke|dev|release|<model>|<path>.yaml ONLY='<glob over keys>' ARCHS=sm_90a JOBS=$(JOBS) SHARD=1/4 CPU=aarch64"
 	@echo "REMOTE_CACHE=s3://bucket/directory CACHE=directory DASK=tcp://scheduler:8786 MEMORY=8G (docs/scale.md)"
+	@echo "bench: RESULTS=$(RESULTS) BENCH_ONLY=topk_gate TOKENS=64,4096 BENCH_PROFILE=deepseek-v3"
 
 $(STAMP): requirements-dev.txt pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "Python: is %d.%d, must be 3.10 or newer" % sys.version_info[:2])'
@@ -105,6 +113,11 @@ gpu-bundle: $(STAMP) ## pack out/gpu-bundle: all that a GPU machine without netw
 
 sbom: $(STAMP) ## write a bill of materials (CycloneDX) beside each wheel in DIST
 	$(PY) wheels/sbom.py '$(DIST)'
+
+bench: bench-gpu ## measure everything that this machine can, records below RESULTS
+
+bench-gpu: $(STAMP) ## kernel time, host time and cold start on an NVIDIA GPU, beside the peer
+	$(PY) bench/run.py $(BENCH_OPTIONS)
 
 clean: ## remove everything that was built (OUT and DIST), keep .venv
 	@for directory in '$(OUT)' '$(DIST)'; do \

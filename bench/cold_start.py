@@ -1,105 +1,179 @@
-"""Time from process start to results, in fresh processes, each phase on its own.
+"""Time to the first results of all operators of a profile, in fresh processes, phase by phase.
 
-python bench/cold_start.py OUTPUT.jsonl
+python bench/cold_start.py OUTPUT.jsonl [--profile NAME] [--runs N] [--cold-runs N] [--warm-runs N]
+    [--cache DIRECTORY] [--seconds S] [--no-peer]
+
+The clock starts when torch is imported, its CUDA context exists and the inputs are made; what came
+before is a phase of its own. A call is done when the device is. The peer runs what it has of the
+same cases, with an empty compilation cache and then with the one that this filled. No run begins
+that would not end within S seconds, judged by the one before it of its kind; records say how many
+there were.
 """
 
 from __future__ import annotations
 
+import argparse
+import itertools
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import measure
 
+PROFILE = "deepseek-v4-flash"
+NUM_TOKENS = 64
 RUNS = 5
+TOTAL = "all, after torch"
+BEFORE = "torch, context and inputs"
+OURS, PEER_COLD, PEER_WARM = "tilewheel", "peer, cold cache", "peer, warm cache"
+BUDGET_MS = 500.0
 
-OURS = """
-import json, time
-import torch
-torch.zeros(1, device="cuda"); torch.cuda.synchronize()
-scores = torch.randn((64, 256), device="cuda"); torch.cuda.synchronize()
-t0 = time.perf_counter()
-import tilewheel as tw
-t1 = time.perf_counter()
-kernel = tw.load("topk_gate", device="cuda", num_experts=256, num_topk=8)
-t2 = time.perf_counter()
-idx = torch.empty((64, 8), dtype=torch.int64, device="cuda"); torch.cuda.synchronize()
-t3 = time.perf_counter()
-kernel(scores, idx); torch.cuda.synchronize()
-t4 = time.perf_counter()
-tw.moe.topk_gate(scores, 8); torch.cuda.synchronize()
-t5 = time.perf_counter()
-other = tw.load("topk_gate", device="cuda", num_experts=384, num_topk=8)
-t6 = time.perf_counter()
-print(json.dumps({"import": t1 - t0, "first load (with tvm-ffi's import)": t2 - t1,
-    "first launch": t4 - t3, "first public call (operator module's import)": t5 - t4,
-    "second load": t6 - t5, "all, after torch": t5 - t0}))
-"""
-
-PEER = """
-import json, time
-import torch
-torch.zeros(1, device="cuda"); torch.cuda.synchronize()
-scores = torch.randn((64, 256), device="cuda"); torch.cuda.synchronize()
-t0 = time.perf_counter()
-import tile_kernels
-t1 = time.perf_counter()
-tile_kernels.moe.topk_gate(scores, 8); torch.cuda.synchronize()
-t2 = time.perf_counter()
-print(json.dumps({"import": t1 - t0, "first public call": t2 - t1, "all, after torch": t2 - t0}))
-"""
+Run = dict[str, float]
 
 
-def run(program: str, environment: dict[str, str]) -> dict[str, float]:
+def child(library_name: str, wanted: Sequence[tuple[str, dict[str, Any]]]) -> Run:
+    """Call each case once in this process, which has imported nothing; return seconds by phase."""
+    started = time.perf_counter()
+    import torch
+
+    from cases import case_of
+
+    cases = [case_of(operator, parameters) for operator, parameters in wanted]
+    calls = [(case, _call(case, library_name)) for case in cases]
+    inputs = [case.inputs(NUM_TOKENS, "cuda") for case in cases]
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    library = __import__(library_name)
+    spent = {BEFORE: begin - started, "import": time.perf_counter() - begin}
+    for (case, call), tensors in zip(calls, inputs, strict=True):
+        before = time.perf_counter()
+        call(library, tensors)
+        torch.cuda.synchronize()
+        spent[case.name] = time.perf_counter() - before
+    spent[TOTAL] = time.perf_counter() - begin
+    return spent
+
+
+def _call(case: Any, library_name: str) -> Callable[[Any, Any], Any]:
+    call: Callable[[Any, Any], Any] = (
+        case.peer if library_name == "tile_kernels" else case.allocating
+    )
+    return call
+
+
+def wanted_of(profile: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return operator and parameters of each CUDA artifact of a profile that is installed."""
+    import tilewheel
+
+    keys = [
+        entry.artifact.key
+        for entry in tilewheel.artifacts()
+        if profile in entry.artifact.profiles and entry.artifact.key.target.backend == "cuda"
+    ]
+    wanted = {(key.operator, tuple(key.parameters)) for key in keys}
+    if not wanted:
+        known = {name for entry in tilewheel.artifacts() for name in entry.artifact.profiles}
+        raise SystemExit(f"--profile: is {profile!r}, must be one of {', '.join(sorted(known))}")
+    return [(operator, dict(parameters)) for operator, parameters in sorted(wanted, key=str)]
+
+
+def spawn(
+    library_name: str, wanted: Sequence[tuple[str, dict[str, Any]]], environment: dict[str, str]
+) -> Run:
+    """Return what ``child`` says in a fresh process."""
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, __file__, "--child", library_name, json.dumps(wanted)],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        check=True,
+        check=False,
     )
-    return {name: float(s) for name, s in json.loads(done.stdout.splitlines()[-1]).items()}
+    if done.returncode:
+        raise SystemExit(f"cold start of {library_name} failed:\n{done.stderr[-2000:]}")
+    run: Run = json.loads(done.stdout.splitlines()[-1])
+    return run
 
 
-def series(what: str, runs: list[dict[str, float]]) -> list[dict[str, object]]:
-    records: list[dict[str, object]] = []
-    for name in runs[0]:
-        times_ms = [run[name] * 1000 for run in runs]
-        print(f"{what:18} {name:48} {statistics.median(times_ms):9.1f} ms", flush=True)
-        records.append(
-            {
-                "kind": "cold_start",
-                "who": what,
-                "phase": name,
-                "median_ms": round(statistics.median(times_ms), 2),
-                "min_ms": round(min(times_ms), 2),
-                "max_ms": round(max(times_ms), 2),
-                "runs": len(runs),
-            }
-        )
+def repeat(one: Callable[[], Run], num_runs: int, deadline: float) -> list[Run]:
+    """Run until there are enough or the next would not end before the deadline."""
+    runs: list[Run] = []
+    longest = 0.0
+    while len(runs) < num_runs and time.monotonic() + longest < deadline:
+        begin = time.monotonic()
+        runs.append(one())
+        longest = max(longest, time.monotonic() - begin)
+    return runs
+
+
+def records_of(who: str, profile: str, runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Return a record for each phase."""
+    records = []
+    for phase in runs[0]:
+        record = {"kind": "cold_start", "profile": profile, "who": who, "phase": phase}
+        times = measure.summary([run[phase] * 1000 for run in runs], unit="ms")
+        records.append({**record, **times, "runs": len(runs)})
     return records
 
 
+def with_peer(wanted: Sequence[tuple[str, dict[str, Any]]]) -> list[tuple[str, dict[str, Any]]]:
+    """Return what the peer has of the cases."""
+    from cases import case_of
+
+    return [(name, values) for name, values in wanted if case_of(name, values).peer is not None]
+
+
 def main() -> None:
-    records = series("tilewheel", [run(OURS, {}) for _ in range(RUNS)])
-    if measure.has_peer():
-        cold = []
-        for _ in range(2):
-            with tempfile.TemporaryDirectory() as cache:
-                cold.append(run(PEER, {"TILELANG_CACHE_DIR": cache, "HOME": cache}))
-        records += series("peer, cold cache", cold)
-        with tempfile.TemporaryDirectory() as cache:
-            environment = {"TILELANG_CACHE_DIR": cache, "HOME": cache}
-            run(PEER, environment)
-            warm = [run(PEER, environment) for _ in range(3)]
-            records += series("peer, warm cache", warm)
+    if sys.argv[1:2] == ["--child"]:
+        print(json.dumps(child(sys.argv[2], json.loads(sys.argv[3]))))
+        return
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--profile", default=PROFILE)
+    parser.add_argument("--runs", type=int, default=RUNS, help="of tilewheel")
+    parser.add_argument("--cold-runs", type=int, default=RUNS, help="of the peer, empty cache")
+    parser.add_argument("--warm-runs", type=int, default=RUNS, help="of the peer, filled cache")
+    parser.add_argument("--cache", type=Path, help="where the peer's caches are kept")
+    parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--no-peer", action="store_true")
+    options = parser.parse_args()
+    deadline = time.monotonic() + options.seconds
     machine = measure.describe()
-    with open(sys.argv[1], "w") as file:
-        for record in records:
-            file.write(json.dumps({**record, **machine}) + "\n")
+    wanted = wanted_of(options.profile)
+    options.output.write_text("")
+
+    def series(who: str, one: Callable[[], Run], num_runs: int) -> None:
+        runs = repeat(one, num_runs, deadline)
+        for record in records_of(who, options.profile, runs) if runs else ():
+            print(f"{who:18} {record['phase']:48} {record['median_ms']:9.1f} ms", flush=True)
+            with options.output.open("a") as file:
+                file.write(json.dumps({**record, **machine}) + "\n")
+
+    series(OURS, lambda: spawn("tilewheel", wanted, {}), options.runs)
+    print(f"budget of {OURS}, {TOTAL}: {BUDGET_MS:g} ms")
+    if options.no_peer or not measure.has_peer():
+        return
+    theirs = with_peer(wanted)
+    with tempfile.TemporaryDirectory() as folder:
+        caches = options.cache or Path(folder)
+        empty = (caches / str(number) for number in itertools.count())
+        cold = lambda: spawn("tile_kernels", theirs, peer_environment(next(empty)))  # noqa: E731
+        series(PEER_COLD, cold, options.cold_runs)
+        warm = peer_environment(caches / "0")
+        if options.warm_runs and not options.cold_runs and not (caches / "0").is_dir():
+            raise SystemExit(f"--cache: {caches}/0 is missing, must be what a cold run left")
+        series(PEER_WARM, lambda: spawn("tile_kernels", theirs, warm), options.warm_runs)
+
+
+def peer_environment(cache: Path) -> dict[str, str]:
+    """Return where the peer is to keep what it compiles."""
+    cache.mkdir(parents=True, exist_ok=True)
+    return {"TILELANG_CACHE_DIR": str(cache), "HOME": str(cache)}
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""Kernel time by CUDA graph replay, ours and the peer's in one run. Writes JSON lines.
+"""Kernel time by CUDA graph replay: ours, the peer's and torch's own operators, in one run.
 
 python bench/kernel_time.py OUTPUT.jsonl [--only NAME] [--tokens 1,64,4096] [--no-peer]
+    [--no-eager] [--seconds S]
 """
 
 from __future__ import annotations
@@ -8,11 +9,15 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
+
 import measure
+import tilewheel as tw
 from cases import CASES, Case
 
 TOKENS = (1, 16, 64, 256, 1024, 4096, 16384, 65536)
@@ -21,37 +26,45 @@ TOKENS = (1, 16, 64, 256, 1024, 4096, 16384, 65536)
 def time_case(case: Case, num_tokens: int, call: Callable[[Any], object]) -> list[float]:
     size_bytes = max(1, case.bytes(num_tokens))
     num_sets = max(3, min(64, measure.L2_FLUSH_BYTES // size_bytes))
-    sets = [case.inputs(num_tokens) for _ in range(num_sets)]
+    sets = [case.inputs(num_tokens, "cuda") for _ in range(num_sets)]
     return measure.graph_time_us([partial(call, tensors) for tensors in sets])
 
 
-def _beside(case: Case, num_tokens: int, record: dict[str, Any], ours_us: float) -> str:
-    """Measure the peer, note it in the record, and return what to print of it."""
-    assert case.peer is not None
+def beside(
+    name: str, case: Case, num_tokens: int, call: Callable[[Any], object], record: dict[str, Any]
+) -> str:
+    """Measure a call, note it in the record beside ours, and return what to print of it."""
     try:
-        peer = time_case(case, num_tokens, case.peer)
+        times = time_case(case, num_tokens, call)
     except Exception as error:
-        return f"  peer failed: {type(error).__name__}: {str(error).splitlines()[0][:90]}"
-    record["peer"] = measure.summary(peer)
-    median = statistics.median(peer)
-    return f"  peer {median:8.2f} us  {median / ours_us:5.2f}x"
+        torch.cuda.synchronize()
+        return f"  {name} failed: {measure.short(error)}"
+    record[name] = measure.summary(times)
+    median = record[name]["median_us"]
+    return f"  {name} {median:8.2f} us {median / record['ours']['median_us']:6.2f}x"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("output")
     parser.add_argument("--only", default="")
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)))
     parser.add_argument("--no-peer", action="store_true")
+    parser.add_argument("--no-eager", action="store_true")
+    parser.add_argument("--seconds", type=float, default=float("inf"))
     options = parser.parse_args()
+    deadline = time.monotonic() + options.seconds
     machine = measure.describe()
-    with_peer = measure.has_peer() and not options.no_peer
+    peer = None if options.no_peer else measure.peer()
     ceiling_gb_s = measure.ceiling_gb_s()
     print(f"{machine['device']}: memory ceiling {ceiling_gb_s:.0f} GB/s")
     with open(options.output, "w") as file:
         for case in (case for case in CASES if options.only in case.name):
             for num_tokens in map(int, options.tokens.split(",")):
-                record = {
+                if time.monotonic() > deadline:
+                    print(f"stopped after {options.seconds:g} s, before {case.name}")
+                    return
+                record: dict[str, Any] = {
                     "kind": "kernel_time",
                     "operator": case.operator,
                     "case": case.name,
@@ -59,15 +72,18 @@ def main() -> None:
                     "ceiling_gb_s": round(ceiling_gb_s),
                     **machine,
                 }
-                ours = time_case(case, num_tokens, case.ours)
+                ours = time_case(case, num_tokens, partial(case.ours, tw))
                 median = statistics.median(ours)
                 gb_s = case.bytes(num_tokens) / median / 1e3
                 record |= {"ours": measure.summary(ours), "gb_s": round(gb_s, 1)}
                 line = f"{case.name:24} T={num_tokens:6} ours {median:8.2f} us {gb_s:7.0f} GB/s"
-                if case.peer is not None and with_peer:
-                    line += _beside(case, num_tokens, record, median)
+                if case.peer is not None and peer is not None:
+                    line += beside("peer", case, num_tokens, partial(case.peer, peer), record)
+                if case.eager is not None and not options.no_eager:
+                    line += beside("eager", case, num_tokens, case.eager, record)
                 print(line, flush=True)
                 file.write(json.dumps(record) + "\n")
+                file.flush()
 
 
 if __name__ == "__main__":

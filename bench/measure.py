@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import importlib.util
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -14,11 +16,20 @@ import torch
 import tilewheel
 
 L2_FLUSH_BYTES = 192 * 2**20
-"""Inputs rotate through more than this, so that no call finds its own in the L2 (60 MB on H200)."""
+"""More than any L2 (60 MB on H200): what inputs rotate through and what is overwritten."""
 
 
 def describe() -> dict[str, Any]:
-    """Return device and versions: part of every record."""
+    """Return device and versions: part of every record.
+
+    Raises:
+        SystemExit: this machine has no NVIDIA GPU that torch can use.
+    """
+    if not torch.cuda.is_available():
+        raise SystemExit(
+            "bench: torch finds no CUDA device here, must have one\n"
+            "hint: make gpu-bundle packs what another machine needs to run this"
+        )
     versions = {"tilewheel": tilewheel.__version__, "torch": torch.__version__}
     for name in ("apache-tvm-ffi", "tile-kernels", "tilelang", "torch-c-dlpack-ext"):
         try:
@@ -39,12 +50,25 @@ def has_peer() -> bool:
     return importlib.util.find_spec("tile_kernels") is not None
 
 
+def peer() -> ModuleType | None:
+    """Return the JIT peer, or None where it is not installed."""
+    return importlib.import_module("tile_kernels") if has_peer() else None
+
+
+def short(error: Exception) -> str:
+    """Return an error's type and the beginning of its first line."""
+    first = str(error).partition("\n")[0]
+    return f"{type(error).__name__}: {first[:90]}"
+
+
 def graph_time_us(calls: Sequence[Callable[[], object]], *, num_replays: int = 20) -> list[float]:
     """Return microseconds a call for each replay of a graph that holds all ``calls`` in a row.
 
     Kernel time, not host time: the host launches once a replay. The calls differ in their inputs,
-    so that each finds its own outside the L2.
+    and what they have of the L2 is overwritten before each replay, so that each finds its own
+    outside it, however small.
     """
+    flush = torch.empty(L2_FLUSH_BYTES, dtype=torch.uint8, device="cuda")
     for call in calls:
         call()
     torch.cuda.synchronize()
@@ -56,6 +80,7 @@ def graph_time_us(calls: Sequence[Callable[[], object]], *, num_replays: int = 2
     for _ in range(num_replays + 3):
         start = torch.cuda.Event(enable_timing=True)
         stop = torch.cuda.Event(enable_timing=True)
+        flush.zero_()
         start.record()
         graph.replay()
         stop.record()
@@ -65,7 +90,7 @@ def graph_time_us(calls: Sequence[Callable[[], object]], *, num_replays: int = 2
 
 
 def host_time_us(
-    call: Callable[[], object], *, num_calls: int = 2000, repeats: int = 7
+    call: Callable[[], object], *, num_calls: int = 1000, repeats: int = 7
 ) -> list[float]:
     """Return microseconds of the host a call, one number for each repeat.
 
@@ -98,10 +123,10 @@ def ceiling_gb_s(size_bytes: int = 2**30) -> float:
     return 2 * size_bytes / statistics.median(times) / 1e3
 
 
-def summary(times: Sequence[float]) -> dict[str, float]:
-    """Return median, least and greatest of some times, in microseconds."""
+def summary(times: Sequence[float], *, unit: str = "us") -> dict[str, float]:
+    """Return median, least and greatest of some times."""
     return {
-        "median_us": round(statistics.median(times), 3),
-        "min_us": round(min(times), 3),
-        "max_us": round(max(times), 3),
+        f"median_{unit}": round(statistics.median(times), 3),
+        f"min_{unit}": round(min(times), 3),
+        f"max_{unit}": round(max(times), 3),
     }

@@ -1,4 +1,4 @@
-"""Draws docs/plots/<operator>.svg from the kernel times in bench/results: ours beside the peer's.
+"""Draws docs/plots/<operator>.svg from the kernel times in bench/results: ours and what is beside.
 
 python bench/plot.py [--check]
 """
@@ -13,12 +13,13 @@ from pathlib import Path
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 
-from report import ROOT, Record, read_records
+from report import ROOT, Record, one_a_shape, read_records
 
 mpl.use("svg")
 
 PLOTS = ROOT / "docs" / "plots"
 COLUMNS = 3
+COLOURS = {"eager": "tab:orange", "peer": "tab:gray", "ours": "tab:blue"}
 # The same records give the same bytes.
 SETTINGS = {"svg.hashsalt": "tilewheel", "svg.fonttype": "none", "font.size": 9}
 
@@ -30,8 +31,9 @@ def draw(cases: dict[str, list[Record]]) -> bytes:
     size = (4.2 * columns, 3.0 * rows)
     figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
     for panel, (case, records) in zip(axes.flat, cases.items(), strict=False):
-        for who, colour in (("peer", "tab:gray"), ("ours", "tab:blue")):
-            points = [(r["num_tokens"], r[who]["median_us"]) for r in records if who in r]
+        for who, colour in COLOURS.items():
+            shown = one_a_shape(records, "eager" if who == "eager" else "peer")
+            points = [(r["num_tokens"], r[who]["median_us"]) for r in shown if who in r]
             if points:
                 panel.plot(*zip(*sorted(points), strict=True), "o-", ms=3, color=colour, label=who)
         panel.set(xscale="log", yscale="log", title=case, xlabel="tokens", ylabel="us")

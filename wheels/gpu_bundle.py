@@ -54,10 +54,8 @@ if [ "$what" != bench ]; then
   code=${PIPESTATUS[0]}; [ "$code" -ne 0 ] && status=$code
 fi
 if [ "$what" != test ]; then
-  for name in kernel_time host_time cold_start; do
-    "$python" "bench/$name.py" "$results/$name.jsonl" 2>&1 | tee "$results/$name.txt"
-    code=${PIPESTATUS[0]}; [ "$code" -ne 0 ] && status=$code
-  done
+  "$python" bench/run.py --out "$results" 2>&1 | tee "$results/bench.txt"
+  code=${PIPESTATUS[0]}; [ "$code" -ne 0 ] && status=$code
 fi
 exit "$status"
 """

@@ -125,6 +125,26 @@ def any_negated(*tensors: Tensor | None) -> bool:
     return False
 
 
+def is_writable(out: Tensor, *inputs: Tensor | None) -> bool:
+    """Return whether a kernel that checks the rest may write ``out`` and read ``inputs``.
+
+    It must be a plain tensor without gradients, and apart from them. What is doubtful is False: the
+    checks that explain decide it.
+    """
+    if type(out) is not Tensor or out.requires_grad or out.is_neg():
+        return False
+    try:
+        begin = out.data_ptr()
+        end = begin + out.nbytes if out.is_contiguous() else _span(out)[1]
+        for tensor in inputs:
+            # Most inputs lie behind ``out`` or end before it: that takes few numbers of each.
+            if tensor is not None and tensor.data_ptr() < end and begin < _span(tensor)[1]:
+                return False
+    except RuntimeError:  # it has no memory of its own: sparse, or of functorch
+        return False
+    return True
+
+
 def separate(where: str, out: Tensor, name: str, other: Tensor) -> None:
     """Refuse an ``out=`` that shares memory with the argument called ``name``.
 
@@ -137,14 +157,20 @@ def separate(where: str, out: Tensor, name: str, other: Tensor) -> None:
 
 def overlap(first: Tensor, second: Tensor) -> bool:
     """Return whether two tensors' memory, from first to last element, has bytes in common."""
-    if first.device != second.device or first.is_meta or not first.numel() or not second.numel():
-        return False
     (first_begin, first_end), (second_begin, second_end) = _span(first), _span(second)
-    return first_begin < second_end and second_begin < first_end
+    if first_begin >= second_end or second_begin >= first_end:
+        return False
+    return first.device == second.device and not first.is_meta
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:
+    """Return the addresses of a tensor's first byte and behind its last; 0 and 0 without bytes."""
     begin = int(tensor.data_ptr())
+    size_bytes = int(tensor.nbytes)
+    if not size_bytes:
+        return 0, 0
+    if tensor.is_contiguous():
+        return begin, begin + size_bytes
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
     last = sum((size - 1) * stride for size, stride in sizes)
     return begin, begin + (last + 1) * tensor.element_size()

@@ -131,3 +131,18 @@ assert not writes, writes
         env={**os.environ, "PYTHONPATH": str(RUNTIME.parent), "HOME": "/nonexistent"},
         check=True,
     )
+
+
+def test_operators_do_not_import_the_compiler_of_torch():
+    script = """
+import sys, torch
+before = set(sys.modules)
+import tilewheel
+from tilewheel.families import FAMILIES
+for family in FAMILIES:
+    getattr(tilewheel, family)
+new = set(sys.modules) - before
+assert "torch._dynamo" not in new and "torch._inductor" not in new, sorted(new)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(RUNTIME.parent)}
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import importlib.util
 import shutil
 import subprocess
@@ -14,8 +15,9 @@ from typing import Any
 import pytest
 
 import tilewheel
-from tilewheel import discovery
+from tilewheel import discovery, dispatch
 from tilewheel.discovery import Catalog, Entry
+from tilewheel.families import FAMILIES
 from tilewheel.key import Key
 from tilewheel.manifest import (
     RUNTIME_ABI,
@@ -217,3 +219,29 @@ def overlay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     tilewheel.refresh()
     yield root
     tilewheel.refresh()
+
+
+class Loaded(dict):
+    """A table of functions in which everything is loaded; it counts the launches."""
+
+    num_launches = 0
+
+    def get(self, key: object, default: object = None) -> object:
+        return self._launch
+
+    def _launch(self, *arguments: object) -> None:
+        self.num_launches += 1
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> Loaded:
+    """Make every artifact one that is loaded already, so that fast paths are taken."""
+    for family in FAMILIES:
+        importlib.import_module(f"tilewheel.{family}")
+    table = Loaded()
+    for name, module in list(sys.modules.items()):
+        takes_it = getattr(module, "bound", None) is dispatch.bound
+        if takes_it and name.startswith("tilewheel.") and module is not dispatch:
+            monkeypatch.setattr(module, "bound", table)
+    monkeypatch.setattr(dispatch, "bound", table)
+    return table

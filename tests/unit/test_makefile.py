@@ -131,3 +131,14 @@ def test_wheels_are_made_for_both_processors_and_checked():
     assert commands("gpu-bundle", "OUT=/tmp/o") == [
         ".venv/bin/python wheels/gpu_bundle.py --out '/tmp/o'"
     ]
+
+
+def test_benchmarks_take_what_to_measure_and_where_to_write():
+    assert commands("bench-gpu") == [".venv/bin/python bench/run.py --out 'bench/results'"]
+    options = ("RESULTS=/tmp/r", "BENCH_ONLY=a b", "TOKENS=64", "BENCH_PROFILE=kimi-k2")
+    line = (
+        ".venv/bin/python bench/run.py --out '/tmp/r' --only 'a b' --tokens '64' "
+        "--profile 'kimi-k2'"
+    )
+    assert commands("bench-gpu", *options) == [line]
+    assert line in commands("bench", *options)

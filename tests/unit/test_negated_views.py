@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import sys
 from typing import Any
 
 import pytest
 import torch
 
 import tilewheel as tw
-from tilewheel import dispatch
 from tilewheel.families import FAMILIES
 
 
@@ -172,32 +170,6 @@ def negate(arguments: dict[str, Any], argument: str, i: int) -> dict[str, Any]:
         return {**arguments, argument: torch._neg_view(value)}
     negated = [torch._neg_view(t) if j == i else t for j, t in enumerate(value)]
     return {**arguments, argument: tuple(negated)}
-
-
-class Loaded(dict):
-    """A table of functions in which everything is loaded; it counts the launches."""
-
-    num_launches = 0
-
-    def get(self, key: object, default: object = None) -> object:
-        return self._launch
-
-    def _launch(self, *arguments: object) -> None:
-        self.num_launches += 1
-
-
-@pytest.fixture
-def loaded(monkeypatch: pytest.MonkeyPatch) -> Loaded:
-    """Make every artifact one that is loaded already, so that fast paths are taken."""
-    for family in FAMILIES:
-        importlib.import_module(f"tilewheel.{family}")
-    table = Loaded()
-    for name, module in list(sys.modules.items()):
-        takes_it = getattr(module, "bound", None) is dispatch.bound
-        if takes_it and name.startswith("tilewheel.") and module is not dispatch:
-            monkeypatch.setattr(module, "bound", table)
-    monkeypatch.setattr(dispatch, "bound", table)
-    return table
 
 
 def test_every_public_function_of_tensors_has_calls_with_all_of_them():

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, bfloat16, empty, float32
 from torch.autograd.graph import increment_version
-from torch.compiler import assume_constant_result, is_compiling
+from torch.compiler import is_compiling
 
 from tilewheel import checks, torch_ops
 from tilewheel.backend import active
@@ -98,7 +98,8 @@ def engram_gate_bwd(
             launch = bound.get(("engram_gate_bwd", x.device, hidden, active()))
             is_plain = not checks.any_negated(*tensors, image_token_mask)
             if launch is not None and num_tokens and is_plain:
-                return _launch(launch, tensors, clamp_value, image_token_mask, _num_parts(x))
+                num_parts = max(1, min(num_tokens, _most_parts(x.device, hidden, active())))
+                return _launch(launch, tensors, clamp_value, image_token_mask, num_parts)
     except Exception:
         # The explanation is worth its time only now; functorch's tensors fail at the launch.
         _check(tensors, clamp_value, image_token_mask)
@@ -142,16 +143,28 @@ def _num_cores(device: Any, selected: str | None) -> int:
     return 1
 
 
-@assume_constant_result  # type: ignore[untyped-decorator]
+def _num_blocks(device: Any, hidden: int) -> int:
+    """Return how many blocks share a core."""
+    return 2 if device.type == "cuda" and hidden <= _MAX_HIDDEN_OF_TWO_BLOCKS else 1
+
+
+@cache
+def _most_parts(device: Any, hidden: int, selected: str | None) -> int:
+    """Return what fills the device, remembered for calls that are not traced."""
+    return _num_blocks(device, hidden) * _num_cores(device, selected)
+
+
 def _active_cores(device: Any) -> int:
     return _num_cores(device, active())
 
 
+# What torch.compiler.assume_constant_result does, which imports the compiler for it: 2 s.
+_active_cores._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def _num_parts(x: Tensor) -> int:
     """Return what fills the device and is at least 1 and at most the number of tokens."""
-    device, hidden = x.device, x.shape[2]
-    blocks = 2 if device.type == "cuda" and hidden <= _MAX_HIDDEN_OF_TWO_BLOCKS else 1
-    most = blocks * _active_cores(device)
+    most = _num_blocks(x.device, x.shape[2]) * _active_cores(x.device)
     # These two keep a traced number of tokens symbolic.
     return torch.sym_max(1, torch.sym_min(x.shape[0], most))  # type: ignore[no-any-return]
 
@@ -260,11 +273,41 @@ def grad_w_reduce(
     if is_compiling():
         _reduce_op(*tensors)  # its fake checks
         return
+    if _fast_reduce(*tensors):
+        return
     _check_reduce(*tensors)
     if torch_ops.is_traced(grad_w_partial):
         _reduce_op(*tensors)
     else:
         _reduce(*tensors)
+
+
+def _fast_reduce(
+    grad_w_partial: Tensor,
+    weight_hidden: Tensor,
+    weight_embed: Tensor,
+    grad_weight_hidden: Tensor,
+    grad_weight_embed: Tensor,
+) -> bool:
+    """Launch what is loaded already; False leaves the call to the checks that explain."""
+    inputs = (grad_w_partial, weight_hidden, weight_embed)
+    try:
+        hidden = grad_w_partial.shape[2]
+        launch = bound.get(("grad_w_reduce", grad_w_partial.device, hidden, active()))
+        if (
+            launch is None
+            or not type(grad_w_partial) is type(weight_hidden) is type(weight_embed) is Tensor
+            or checks.any_negated(*inputs)
+            or not checks.is_writable(grad_weight_hidden, *inputs)
+            or not checks.is_writable(grad_weight_embed, grad_weight_hidden, *inputs)
+        ):
+            return False
+        launch(*inputs, grad_weight_hidden, grad_weight_embed)
+    except Exception:  # the launcher refuses it, or it is a tensor of functorch
+        return False
+    increment_version(grad_weight_hidden)
+    increment_version(grad_weight_embed)
+    return True
 
 
 def _reduce(

@@ -61,6 +61,10 @@ def fused_weight(
     Launches on the current stream; can be captured in a CUDA graph once its artifact is loaded
     (``tilewheel.preload``).
     """
+    if not is_compiling():
+        product = _fast_fused_weight(weight_hidden, weight_embed, out)
+        if product is not None:
+            return product
     hidden = arguments.weight("fused_weight: weight_hidden", weight_hidden)
     shape = (STREAMS, hidden)
     arguments.like("fused_weight: weight_embed", weight_embed, shape, bfloat16, weight_hidden)
@@ -78,6 +82,26 @@ def fused_weight(
         result: Tensor = _fused_weight_op(weight_hidden, weight_embed)
         return result if out is None else out.copy_(result)
     return _fused_weight(weight_hidden, weight_embed, out)
+
+
+def _fast_fused_weight(
+    weight_hidden: Tensor, weight_embed: Tensor, out: Tensor | None
+) -> Tensor | None:
+    """Launch what is loaded already; None leaves the call to the checks that explain."""
+    try:
+        launch = bound.get(("fused_weight", weight_hidden.device, weight_hidden.shape[1], active()))
+        if launch is None or type(weight_hidden) is not Tensor or type(weight_embed) is not Tensor:
+            return None
+        if checks.any_negated(weight_hidden, weight_embed):
+            return None
+        if out is None:
+            out = empty(weight_hidden.shape, dtype=float32, device=weight_hidden.device)
+        elif not checks.is_writable(out, weight_hidden, weight_embed):
+            return None
+        launch(weight_hidden, weight_embed, out)
+    except Exception:  # the launcher refuses it, or it is a tensor of functorch
+        return None
+    return out
 
 
 def _fused_weight(weight_hidden: Tensor, weight_embed: Tensor, out: Tensor | None = None) -> Tensor:
@@ -200,10 +224,8 @@ def _launch(
         launch(x, kv, weight_fused, mask, out, none, none, none, none, eps, clamp_value)
         return out, None, None, None, None
     shape = (x.shape[0], STREAMS)
-    dot = empty(shape, dtype=float32, device=device)
-    gate = empty(shape, dtype=float32, device=device)
-    rstd_x = empty(shape, dtype=float32, device=device)
-    rstd_k = empty(shape, dtype=float32, device=device)
+    # One allocation: on a GPU each takes as long as the launch.
+    dot, gate, rstd_x, rstd_k = empty((4, *shape), dtype=float32, device=device).unbind()
     launch(x, kv, weight_fused, mask, out, dot, gate, rstd_x, rstd_k, eps, clamp_value)
     return out, dot, gate, rstd_x, rstd_k
 

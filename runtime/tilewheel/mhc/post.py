@@ -10,7 +10,7 @@ from torch.compiler import is_compiling
 from tilewheel import checks, torch_ops
 from tilewheel.backend import active
 from tilewheel.dispatch import bind, bound
-from tilewheel.mhc.streams import NUM_STREAMS, check_like, check_out, check_residual, is_refused
+from tilewheel.mhc.streams import NUM_STREAMS, check_like, check_out, check_residual, is_same
 from tilewheel.reference import mhc as reference
 
 
@@ -61,13 +61,15 @@ def post_fwd(
             num_tokens, _, hidden = residual.shape
             device = residual.device
             launch = bound.get(("mhc_post_fwd", device, hidden, active()))
-            is_plain = not checks.any_negated(x, residual, post_mix, comb_mix, out)
+            is_plain = not checks.any_negated(x, residual, post_mix, comb_mix)
             if launch is not None and num_tokens and is_plain:
                 if out is None:
                     new = empty(residual.shape, dtype=bfloat16, device=device)
                     launch(x, residual, post_mix, comb_mix, new)
                     return new
-                if type(out) is Tensor and not is_refused(out, (x, post_mix, comb_mix), residual):
+                if checks.is_writable(out, residual, x, post_mix, comb_mix) or (
+                    checks.is_writable(out, x, post_mix, comb_mix) and is_same(out, residual)
+                ):
                     launch(x, residual, post_mix, comb_mix, out)
                     increment_version(out)
                     return out

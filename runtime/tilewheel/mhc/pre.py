@@ -12,7 +12,7 @@ from torch.compiler import is_compiling
 from tilewheel import checks, torch_ops
 from tilewheel.backend import active
 from tilewheel.dispatch import bind, bound
-from tilewheel.mhc.streams import NUM_STREAMS, check_like, check_out, check_residual, is_refused
+from tilewheel.mhc.streams import NUM_STREAMS, check_like, check_out, check_residual
 from tilewheel.reference import mhc as reference
 
 _NUM_MIXES = 24
@@ -121,17 +121,18 @@ def pre_big_fuse_fwd(
         return _traced(_Call(tensors, numbers, norm_weight, norm_eps, out))
     try:
         # Only what the launcher cannot see; it checks the rest.
-        if all(type(tensor) is Tensor for tensor in tensors):
+        if (
+            type(gemm_out_mul) is type(gemm_out_sqrsum) is type(residual) is Tensor
+            and type(scale) is type(base) is Tensor
+        ):
             num_tokens, _, hidden = residual.shape
             device = residual.device
             launch = bound.get(
                 ("mhc_pre_big_fuse_fwd", device, hidden, norm_weight is not None, active())
             )
-            is_plain = out is None or type(out) is Tensor
-            is_plain = is_plain and not checks.any_negated(*tensors, norm_weight, out)
+            is_plain = not checks.any_negated(*tensors, norm_weight)
+            is_plain = is_plain and (out is None or checks.is_writable(out, *tensors, norm_weight))
             if launch is not None and num_tokens and is_plain:
-                if out is not None and is_refused(out, (*tensors, norm_weight)):
-                    return _run(_Call(tensors, numbers, norm_weight, norm_eps, out))
                 return _launch(launch, tensors, numbers, norm_weight, norm_eps, out)
     except Exception:
         # The explanation is worth its time only now; functorch's tensors fail at the launch.

@@ -10,16 +10,8 @@ NUM_STREAMS = 4
 _MAX_HIDDEN = 65536
 
 
-def is_refused(
-    out: Tensor, inputs: tuple[Tensor | None, ...], replaced: Tensor | None = None
-) -> bool:
-    """Return whether ``out`` needs the checks that explain; it may be ``replaced`` exactly."""
-    if out.requires_grad or any(each is not None and checks.overlap(out, each) for each in inputs):
-        return True
-    return replaced is not None and checks.overlap(out, replaced) and not _is_same(out, replaced)
-
-
-def _is_same(out: Tensor, replaced: Tensor) -> bool:
+def is_same(out: Tensor, replaced: Tensor) -> bool:
+    """Return whether ``out`` is exactly the memory of ``replaced``."""
     return bool(out.data_ptr() == replaced.data_ptr() and out.shape == replaced.shape)
 
 
@@ -51,7 +43,7 @@ def check_out(
     is_replaceable: bool = False,
 ) -> None:
     is_traced = torch_ops.is_traced(residual)
-    if is_replaceable and isinstance(out, Tensor) and not is_traced and _is_same(out, residual):
+    if is_replaceable and isinstance(out, Tensor) and not is_traced and is_same(out, residual):
         # What checks.output would refuse as shared memory; the rest of it holds for residual.
         checks.dense(f"{where}: out", out, (bfloat16,))
         checks.contiguous(f"{where}: out", out, hint="")

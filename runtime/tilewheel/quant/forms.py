@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +11,10 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from tilewheel import checks
+from tilewheel import checks, torch_ops
 from tilewheel.backend import active
+from tilewheel.dispatch import bound
+from tilewheel.key import Value
 from tilewheel.reference.quant import CLAMP_MIN, CLAMP_MIN_E4M3_SF, MAX_VALUE
 
 FORMATS = ("e4m3", "e2m1")
@@ -28,7 +31,9 @@ NAMES = {
 """Parameter values of dtypes."""
 
 _DATA_DTYPE = {"e4m3": torch.float8_e4m3fn, "e2m1": torch.int8}
+_GROUPS_PER_WORD = {torch.int32: 4, torch.int16: 2}
 _TMA_BYTES = 16
+VECTOR_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +50,8 @@ class Form:
     max_value: float
     default_clamp_min: float
     least_clamp_min: float
+    cuda_names: tuple[str, str, bool]
+    """Values of the parameters data_dtype, sf_dtype and round_sf, in the keys of CUDA."""
 
     def sf_dtype(self, device: Any) -> torch.dtype:
         """Return the element type of scales for tensors on ``device``."""
@@ -64,7 +71,58 @@ class Form:
 
 def is_ascend(device: Any) -> bool:
     """Return whether tensors on ``device`` go to Ascend kernels, real or simulated."""
-    return device.type == "npu" or (device.type == "cpu" and active() is not None)
+    kind = device.type
+    return kind == "npu" or (kind == "cpu" and active() is not None)
+
+
+def names(form: Form, x: Tensor) -> tuple[Value, ...]:
+    """Return the values of data_dtype, sf_dtype, round_sf and, on Ascend, col_major_sf in keys.
+
+    Empty where Ascend has no kernel for the group size.
+    """
+    if x.is_cuda or not is_ascend(x.device):
+        return form.cuda_names
+    if form.num_per_channels != _ASCEND_GROUP_SIZE:
+        return ()
+    data_name, _, round_sf = form.cuda_names
+    return data_name, NAMES[form.sf_dtype(x.device)], round_sf, form.is_col_major
+
+
+def loaded(operator: str, x: Any, *names: Value | None) -> Callable[..., Any] | None:
+    """Return what to launch on a plain tensor ``x`` whose rows a kernel reads as they are.
+
+    None where the artifact is not loaded yet, or ``x`` needs the checks that explain or a copy. The
+    launcher checks the rest of ``x``, but not what it shares memory with.
+
+    Args:
+        operator: the operator.
+        x: the first argument; its dtype is the first value in the key.
+        *names: the values that follow.
+    """
+    if (
+        type(x) is not Tensor
+        or x.ndim != 2
+        or x.layout is not torch.strided
+        or x.is_neg()
+        or torch_ops.is_intercepted()
+    ):
+        return None
+    num_tokens, width = x.shape
+    dtype = x.dtype
+    multiple = 32 if dtype is torch.int8 else 64  # two channels an element
+    if not num_tokens or width % multiple or x.data_ptr() % VECTOR_BYTES:
+        return None
+    return bound.get((operator, x.device, NAMES.get(dtype), *names, active()))
+
+
+def are_plain_scales(sf: Any, data: Tensor, block: tuple[int, int]) -> bool:
+    """Return whether scales fit ``data``, which the launcher of a kernel does not see."""
+    if type(sf) is not Tensor or sf.layout is not torch.strided or sf.is_neg():
+        return False
+    num_tokens, width = data.shape
+    num_groups = -(-width * (2 if data.dtype is torch.int8 else 1) // block[1])
+    words = -(-num_groups // groups_per_word(sf.dtype))
+    return tuple(sf.shape) == (-(-num_tokens // block[0]), words)
 
 
 def group_size(where: str, form: Form, device: Any) -> int:
@@ -93,7 +151,7 @@ def as_argument(sf: Tensor, *, col_major: bool) -> Tensor:
 
 def groups_per_word(sf_dtype: torch.dtype) -> int:
     """Return how many scales one element holds."""
-    return {torch.int32: 4, torch.int16: 2}.get(sf_dtype, 1)
+    return _GROUPS_PER_WORD.get(sf_dtype, 1)
 
 
 _forms: dict[tuple[object, ...], Form] = {}
@@ -113,14 +171,23 @@ def form(where: str, *flags: Any) -> Form:
     """
     if is_compiling():
         return _make_form(where, *flags)
-    # True equals 1: types are part of what is remembered, or a wrong one would pass.
-    key = (*flags, *map(type, flags))
     try:
-        return _forms[key]
-    except KeyError:
-        return _forms.setdefault(key, _make_form(where, *flags))
+        known = _forms.get(flags)
     except TypeError:
         return _make_form(where, *flags)  # a flag that cannot be hashed; this refuses it
+    # True equals 1, and 32 equals 32.0: what is equal to a flag may still be of a wrong type.
+    _, size, round_sf, packed, e4m3_sf, col_major = flags
+    if (
+        known is not None
+        and type(size) is int
+        and round_sf is known.round_sf
+        and packed is known.is_packed
+        and e4m3_sf is known.is_e4m3_sf
+        and col_major is known.is_col_major
+    ):
+        return known
+    made = _make_form(where, *flags)
+    return _forms.setdefault(flags, made)
 
 
 def _make_form(
@@ -151,6 +218,7 @@ def _make_form(
     if use_e4m3_sf and round_sf:
         raise ValueError(f"{where}: use_e4m3_sf: is True, must be False with round_sf")
     max_value = MAX_VALUE[fmt]
+    sf_name = "int32" if use_packed_ue8m0 else "float8_e4m3fn" if use_e4m3_sf else "float32"
     return Form(
         fmt=fmt,
         num_per_channels=size,
@@ -163,6 +231,7 @@ def _make_form(
         default_clamp_min=(CLAMP_MIN_E4M3_SF if use_e4m3_sf else CLAMP_MIN)[fmt],
         # The scale must stay a normal number, of e4m3 at least the smallest one.
         least_clamp_min=max_value * (2.0**-9 if use_e4m3_sf else 2.0**-126),
+        cuda_names=(NAMES[_DATA_DTYPE[fmt]], sf_name, round_sf),
     )
 
 
@@ -202,9 +271,14 @@ def empty_sf(form: Form, num_tokens: int, hidden: int, device: Any) -> Tensor:
     return torch.empty((num_words, leading), dtype=dtype, device=device).t()[:num_tokens]
 
 
+def column_multiple(dtype: torch.dtype, device: Any) -> int:
+    """Return what the stride between columns of column-major scales is a multiple of."""
+    return 1 if is_ascend(device) else _TMA_BYTES // dtype.itemsize
+
+
 def leading_dimension(num_tokens: int, dtype: torch.dtype, device: Any) -> int:
     """Return the stride between columns of column-major scales: 16 bytes' multiple on CUDA."""
-    align = 1 if is_ascend(device) else _TMA_BYTES // dtype.itemsize
+    align = column_multiple(dtype, device)
     return max(1, -(-num_tokens // align)) * align
 
 
@@ -248,7 +322,7 @@ def check_out_sf(where: str, sf: Tensor, form: Form, x: Tensor, hidden: int) -> 
         checks.output(where, sf, like=x, name="x", shape=shape, of=dtype)
         return
     checks.shaped(where, sf, like=x, name="x", shape=shape, of=dtype)
-    align = 1 if is_ascend(x.device) else _TMA_BYTES // dtype.itemsize
+    align = column_multiple(dtype, x.device)
     if sf.stride(0) != 1 or sf.stride(1) < shape[0] or sf.stride(1) % align:
         raise ValueError(
             f"{where}: strides are {sf.stride()}, must be (1, a multiple of {align} from "

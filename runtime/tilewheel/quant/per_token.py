@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, bfloat16, empty, float32
+from torch import Tensor, bfloat16, empty, float32, int8
 from torch.compiler import is_compiling
 
 from tilewheel import checks, torch_ops
-from tilewheel.backend import active
-from tilewheel.dispatch import bind, bound
+from tilewheel.dispatch import bind
 from tilewheel.key import Value
 from tilewheel.quant import forms
 from tilewheel.quant.back import cast_back, check_pair
@@ -17,8 +16,6 @@ from tilewheel.quant.forms import NAMES, Form
 from tilewheel.reference import quant as reference
 
 Pair = tuple[Tensor, Tensor]
-
-_VECTOR_BYTES = 16
 
 
 def per_token_cast(
@@ -96,7 +93,7 @@ def per_token_cast(
         return _recast(where, x, x_block_size, form, least, out)
     if x_block_size is not None:
         raise ValueError(f"{where}: x_block_size: is {x_block_size}, must be None for a tensor x")
-    if not is_compiling():
+    if not is_compiling() and isinstance(x, Tensor):
         result = _fast_cast(x, form, least, out)
         if result is not None:
             return result
@@ -109,66 +106,41 @@ def _fast_cast(x: Tensor, form: Form, least: float, out: Pair | None) -> Pair | 
     The launcher checks everything but common memory and pending negations; what it refuses is
     explained by ``_cast``.
     """
-    if type(x) is not Tensor or x.ndim != 2:
-        return None
-    device = x.device
-    num_tokens, hidden = x.shape
-    launch = bound.get(("per_token_cast", device, *_parameters(form, x).values(), active()))
-    if (
-        launch is None
-        or hidden % 64
-        or not num_tokens
-        or x.data_ptr() % _VECTOR_BYTES
-        or x.is_neg()
-        or torch_ops.is_intercepted()
-    ):
+    launch = forms.loaded("per_token_cast", x, *forms.names(form, x))
+    if launch is None:
         return None
     if out is None:
-        data = empty((num_tokens, form.data_width(hidden)), dtype=form.data_dtype, device=device)
-        sf = forms.empty_sf(form, num_tokens, hidden, device)
-    elif form.is_col_major or _is_special(x, out):
-        return None
-    else:
+        data, sf = empty_pair(form, x, x.shape[1])
+    elif type(out) is tuple and len(out) == 2 and _is_writable(form, out, x):
         data, sf = out
+    else:
+        return None
     try:
         launch(x, data, _sf_argument(form, sf), least, form.num_per_channels)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError):  # what the launcher refuses
         return None
     return data, sf
 
 
-def _is_special(x: Tensor, out: Pair) -> bool:
-    """Return whether ``out`` may overlap ``x`` or is not plain memory to write."""
-    if type(out) is not tuple or len(out) != 2:
-        return True
+def _is_writable(form: Form, out: Pair, *inputs: Tensor) -> bool:
+    """Return whether a launch may write ``out``: also of scales, which may have any strides."""
     data, sf = out
-    if type(data) is not Tensor or type(sf) is not Tensor:
-        return True
-    if x.requires_grad or data.requires_grad or sf.requires_grad:
-        return True
-    if data.is_neg() or sf.is_neg() or not (data.is_contiguous() and sf.is_contiguous()):
-        return True
-    begin = x.data_ptr()
-    end = begin + x.element_size() * ((x.shape[0] - 1) * x.stride(0) + x.shape[1])
-    data_begin, sf_begin = data.data_ptr(), sf.data_ptr()
-    data_end, sf_end = data_begin + data.nbytes, sf_begin + sf.nbytes
-    overlaps = (
-        (data_begin < end and begin < data_end)
-        or (sf_begin < end and begin < sf_end)
-        or (data_begin < sf_end and sf_begin < data_end)
-    )
-    return bool(overlaps)
+    if not (checks.is_writable(data, *inputs) and checks.is_writable(sf, *inputs, data)):
+        return False
+    if not form.is_col_major:
+        return bool(sf.is_contiguous())
+    if sf.ndim != 2 or sf.stride(0) != 1:
+        return False
+    leading = sf.stride(1)
+    multiple = forms.column_multiple(sf.dtype, sf.device)
+    return bool(leading >= sf.shape[0] and leading % multiple == 0)
 
 
 def _parameters(form: Form, x: Tensor) -> dict[str, Value]:
     """Return the parameters of the cast that serves this form and ``x``."""
-    return {
-        "x_dtype": NAMES.get(x.dtype, str(x.dtype)),
-        "data_dtype": NAMES[form.data_dtype],
-        "sf_dtype": NAMES[form.sf_dtype(x.device)],
-        "round_sf": form.round_sf,
-        **forms.layout(x.device, col_major=form.is_col_major),
-    }
+    own = ("data_dtype", "sf_dtype", "round_sf", "col_major_sf")
+    values = forms.names(form, x)
+    return {"x_dtype": NAMES.get(x.dtype, str(x.dtype)), **dict(zip(own, values, strict=False))}
 
 
 def _sf_argument(form: Form, sf: Tensor) -> Tensor:
@@ -204,6 +176,10 @@ def _recast(
 ) -> Pair:
     """Quantise a quantised pair: in one launch where there is a kernel for it, else in two."""
     block = _pair_block(where, x_block_size)
+    if not is_compiling() and len(x) == 2:
+        result = _fast_recast(x, block, form, least, out)
+        if result is not None:
+            return result
     hidden = check_pair(f"{where}: x", x, block)
     data, x_sf = x
     # The kernel takes float32 scales and gives float32 or packed ones.
@@ -225,6 +201,27 @@ def _recast(
     new_data, sf = empty_pair(form, data, hidden) if out is None else out
     if data.shape[0]:
         launch(aligned(data), x_sf, new_data, sf, least, form.num_per_channels, *block)
+    return new_data, sf
+
+
+def _fast_recast(
+    x: Pair, block: tuple[int, int], form: Form, least: float, out: Pair | None
+) -> Pair | None:
+    """Launch what is loaded already on a plain pair; None leaves the call to ``_recast``."""
+    data, x_sf = x
+    launch = forms.loaded("per_token_recast", data, *form.cuda_names)
+    if launch is None or not forms.are_plain_scales(x_sf, data, block):
+        return None
+    if out is None:
+        new_data, sf = empty_pair(form, data, data.shape[1] * (2 if data.dtype is int8 else 1))
+    elif type(out) is tuple and len(out) == 2 and _is_writable(form, out, data, x_sf):
+        new_data, sf = out
+    else:
+        return None
+    try:
+        launch(data, x_sf, new_data, sf, least, form.num_per_channels, *block)
+    except (TypeError, ValueError):  # what the launcher refuses
+        return None
     return new_data, sf
 
 
@@ -257,7 +254,7 @@ def reference_cast(x: Tensor, form: Form, least: float) -> Pair:
 
 def aligned(x: Tensor) -> Tensor:
     """Return ``x``, copied where a kernel could not read 16 bytes at its address."""
-    return x if x.data_ptr() % _VECTOR_BYTES == 0 else x.contiguous().clone()
+    return x if x.data_ptr() % forms.VECTOR_BYTES == 0 else x.contiguous().clone()
 
 
 def _check_out(where: str, out: Any, form: Form, x: Tensor, hidden: int) -> None:

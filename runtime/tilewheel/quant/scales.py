@@ -44,11 +44,32 @@ def per_token_cast_with_sf_only(
         use_tma_aligned_col_major_sf,
     )
     least = forms.clamp_min(where, form, clamp_min)
+    if x_block_size is None and not is_compiling():
+        scales = _fast_sf_only(x, form, least)
+        if scales is not None:
+            return scales
     values = plain_values(where, x, x_block_size)
     if is_compiling() or torch_ops.is_traced(values):
         result: Tensor = _sf_only_op(values, *flags(form), least)
         return result
     return _sf_only(values, form, least)
+
+
+def _fast_sf_only(x: Any, form: Form, least: float) -> Tensor | None:
+    """Launch what is loaded already on a plain tensor; None leaves the call to the checks."""
+    if not isinstance(x, Tensor):
+        return None
+    name = "per_token_cast_with_sf_only"
+    launch = forms.loaded(name, x, *forms.names(form, x)[1:])
+    if launch is None:
+        return None
+    sf = forms.empty_sf(form, x.shape[0], x.shape[1], x.device)
+    argument = forms.as_argument(sf, col_major=form.is_col_major)
+    try:
+        launch(x, argument, least, form.max_value, form.num_per_channels)
+    except (TypeError, ValueError):  # what the launcher refuses
+        return None
+    return sf
 
 
 def _sf_only(x: Tensor, form: Form, least: float) -> Tensor:
@@ -102,6 +123,10 @@ def per_token_cast_with_precomputed_sf(
     """
     where = "per_token_cast_with_precomputed_sf"
     form = _plain_form(fmt, num_per_channels)
+    if x_block_size is None and not is_compiling():
+        data = _fast_precomputed(x, form, sf)
+        if data is not None:
+            return data
     values = plain_values(where, x, x_block_size)
     checks.dense(f"{where}: sf", sf, (float32,))
     forms.check_sf(f"{where}: sf", sf, values, values.shape[1], (1, num_per_channels))
@@ -114,6 +139,23 @@ def per_token_cast_with_precomputed_sf(
 
 def _plain_form(fmt: str, size: int) -> Form:
     return forms.form("per_token_cast_with_precomputed_sf", fmt, size, False, False, False, False)
+
+
+def _fast_precomputed(x: Any, form: Form, sf: Any) -> Tensor | None:
+    """Launch what is loaded already on plain tensors; None leaves the call to the checks."""
+    if not isinstance(x, Tensor):
+        return None
+    # Empty where Ascend has no such kernel, which no key is.
+    data_name = forms.names(form, x)[:1]
+    launch = forms.loaded("per_token_cast_with_precomputed_sf", x, *data_name)
+    if launch is None or not forms.are_plain_scales(sf, x, (1, form.num_per_channels)):
+        return None
+    data = empty((x.shape[0], form.data_width(x.shape[1])), dtype=form.data_dtype, device=x.device)
+    try:
+        launch(x, sf, data, form.num_per_channels)
+    except (TypeError, ValueError):  # what the launcher refuses
+        return None
+    return data
 
 
 def _precomputed(x: Tensor, form: Form, sf: Tensor) -> Tensor:

@@ -52,6 +52,10 @@ def stochastic_cast(
     least = forms.clamp_min(where, form, clamp_min)
     seed = checks.integer(f"{where}: seed", seed, -(2**63), 2**63 - 1)
     offset = checks.integer(f"{where}: offset", offset, 0, 2**63 - 1)
+    if x_block_size is None and not is_compiling():
+        pair = _fast_stochastic(x, form, least, seed, offset)
+        if pair is not None:
+            return pair
     values = plain_values(where, x, x_block_size)
     if is_compiling() or torch_ops.is_traced(values):
         pair = _stochastic_op(values, fmt, num_per_channels, round_sf, least, seed, offset)
@@ -61,6 +65,20 @@ def stochastic_cast(
 
 def _plain_form(*flags: Any) -> Form:
     return forms.form("stochastic_cast", *flags, False, False, False)
+
+
+def _fast_stochastic(x: Any, form: Form, least: float, seed: int, offset: int) -> Pair | None:
+    """Launch what is loaded already on a plain tensor; None leaves the call to the checks."""
+    data_name, _, round_sf = form.cuda_names
+    launch = forms.loaded("stochastic_cast", x, data_name, round_sf)
+    if launch is None:
+        return None
+    data, sf = empty_pair(form, x, x.shape[1])
+    try:
+        launch(x, data, sf, least, form.num_per_channels, seed, offset)
+    except (TypeError, ValueError):  # what the launcher refuses
+        return None
+    return data, sf
 
 
 def _stochastic_cast(x: Tensor, form: Form, least: float, seed: int, offset: int) -> Pair:

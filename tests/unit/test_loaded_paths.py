@@ -1,0 +1,129 @@
+"""Calls whose artifact is loaded: short, and still refusing what a launcher cannot see."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import tilewheel as tw
+from tilewheel import checks
+
+X = torch.zeros(8, 256, dtype=torch.bfloat16)
+DATA = torch.zeros(8, 256, dtype=torch.float8_e4m3fn)
+SF = torch.zeros(8, 2)
+RECAST = {"x_block_size": (1, 128), "round_sf": True}
+
+
+def cast(**more: Any) -> Any:
+    return tw.quant.per_token_cast(X, "e4m3", 128, **more)
+
+
+def streams(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.bfloat16)
+
+
+def test_scales_that_do_not_fit_are_refused_before_the_launch(loaded):
+    wrong = torch.zeros(8, 1)
+    for call in (
+        lambda: tw.quant.cast_back((DATA, wrong), "bf16", (1, 128)),
+        lambda: tw.quant.per_token_cast_with_precomputed_sf(X, "e4m3", 128, wrong),
+    ):
+        with pytest.raises(ValueError, match=r"shape is \(8, 1\), must be \(8, 2\)"):
+            call()
+    with pytest.raises(ValueError, match=r"shape is \(8, 2\), must be \(4, 2\)"):
+        tw.quant.cast_back((DATA, SF), "bf16", (2, 128))
+    assert loaded.num_launches == 0
+
+
+def test_result_of_another_shape_is_refused_before_the_launch(loaded):
+    out = torch.zeros(8, 128, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="cast_back: out: shape is"):
+        tw.quant.cast_back((DATA, SF), "bf16", (1, 128), out=out)
+    assert loaded.num_launches == 0
+
+
+def test_column_major_scales_are_written_where_they_are_given(loaded):
+    flags = {"round_sf": True, "use_packed_ue8m0": True, "use_tma_aligned_col_major_sf": True}
+    sf = torch.zeros(1, 8, dtype=torch.int32).t()
+    data, written = cast(out=(DATA, sf), **flags)
+    assert loaded.num_launches == 1
+    assert data is DATA
+    assert written is sf
+    # A column that begins at no multiple of 16 bytes.
+    sf = torch.zeros(1, 9, dtype=torch.int32).t()[:8]
+    with pytest.raises(ValueError, match=r"out\[1\]: strides are \(1, 9\), must be"):
+        cast(out=(DATA, sf), **flags)
+    assert loaded.num_launches == 1
+
+
+@pytest.mark.parametrize("sf", [torch.zeros(2, 8).t(), torch.zeros(8, 2, requires_grad=True)])
+def test_scales_to_write_must_be_plain(loaded, sf):
+    with pytest.raises(ValueError, match=r"per_token_cast: out\[1\]: "):
+        cast(out=(DATA, sf))
+    assert loaded.num_launches == 0
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: tw.quant.cast_back((DATA, SF), "bf16", (1, 128), out=X),
+        lambda: cast(out=(DATA, SF)),
+        lambda: tw.quant.per_token_cast_with_sf_only(X, "e4m3", 128),
+        lambda: tw.quant.per_token_cast_with_precomputed_sf(X, "e4m3", 128, SF),
+        lambda: tw.quant.stochastic_cast(X, "e4m3", 128, seed=1),
+        lambda: tw.engram.fused_weight(streams(4, 128), streams(4, 128), out=torch.zeros(4, 128)),
+        lambda: tw.engram.grad_w_reduce(
+            *(torch.zeros(2, 4, 128), streams(4, 128), streams(4, 128)),
+            *(torch.zeros(4, 128), torch.zeros(4, 128)),
+        ),
+        lambda: tw.mhc.post_fwd(
+            *(streams(2, 128), streams(2, 4, 128), torch.zeros(2, 4), torch.zeros(2, 4, 4)),
+            out=streams(2, 4, 128),
+        ),
+    ],
+)
+def test_plain_calls_launch_without_binding_again(loaded, monkeypatch, call):
+    for family in (tw.quant.back, tw.quant.per_token, tw.quant.scales, tw.quant.stochastic):
+        monkeypatch.delattr(family, "bind")
+    for family in (tw.engram.forward, tw.engram.backward, tw.mhc.post):
+        monkeypatch.delattr(family, "bind")
+    call()
+    assert loaded.num_launches == 1
+
+
+def test_what_the_launcher_refuses_is_explained(loaded, monkeypatch):
+    def refuse(*arguments: object) -> None:
+        raise ValueError("as a launcher says it")
+
+    monkeypatch.setattr(loaded, "_launch", refuse)
+    with pytest.raises(TypeError, match=r"fused_weight: weight_embed: dtype is torch.float32"):
+        tw.engram.fused_weight(streams(4, 128), torch.zeros(4, 128))
+    with pytest.raises(TypeError, match=r"cast_back: out: dtype is torch.float32"):
+        tw.quant.cast_back((DATA, SF), "bf16", (1, 128), out=torch.zeros(8, 256))
+
+
+def test_saved_numbers_of_the_gate_are_plain_tensors_of_their_own(loaded):
+    x, kv = streams(3, 4, 128), streams(3, 5, 128)
+    _, *saved = tw.engram.engram_gate_fwd(x, kv, torch.zeros(4, 128), 1e-6, 1e-6)
+    assert loaded.num_launches == 1
+    assert [tuple(number.shape) for number in saved] == [(3, 4)] * 4
+    assert all(number.is_contiguous() and not number.requires_grad for number in saved)
+    assert len({number.data_ptr() for number in saved}) == 4
+
+
+def test_memory_is_writable_where_no_input_lies():
+    memory = torch.zeros(16)
+    out = memory[4:8]
+    assert checks.is_writable(out, memory[:4], memory[8:], None, torch.zeros(0))
+    assert not checks.is_writable(out, memory[7:])
+    assert not checks.is_writable(out, memory[:5])
+    # Elements 0, 3 and 6: the last lies inside.
+    assert not checks.is_writable(out, memory[:7:3])
+    assert checks.is_writable(out, memory[:6:3])
+    assert not checks.is_writable(memory[4:12:2], memory[10:])
+    assert not checks.is_writable(torch._neg_view(out))
+    assert not checks.is_writable(torch.zeros(4, requires_grad=True))
+    assert not checks.is_writable(torch.zeros(4).to_sparse(), memory)
+    assert not checks.is_writable(torch.nn.Parameter(torch.zeros(4), requires_grad=False))
