@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import tilewheel
+from spread import spread
 
 L2_FLUSH_BYTES = 192 * 2**20
 """Inputs rotate through more than this, so that no call finds its own in the L2 (60 MB on H200)."""
@@ -98,10 +99,6 @@ def ceiling_gb_s(size_bytes: int = 2**30) -> float:
     return 2 * size_bytes / statistics.median(times) / 1e3
 
 
-def summary(times: Sequence[float]) -> dict[str, float]:
-    """Return median, least and greatest of some times, in microseconds."""
-    return {
-        "median_us": round(statistics.median(times), 3),
-        "min_us": round(min(times), 3),
-        "max_us": round(max(times), 3),
-    }
+def summary(times: Sequence[float]) -> dict[str, Any]:
+    """Return median, least, greatest and all of some times, in microseconds."""
+    return spread(times, "us")
