@@ -22,9 +22,12 @@ CACHE ?=
 REMOTE_CACHE ?=
 DASK ?=
 MEMORY ?=
+BENCH ?= $(if $(BENCH_QUICK),$(OUT)/bench,bench/results)
 
 BUILD_ARGUMENTS = --target '$(TARGET)' --profile '$(PROFILE)' --out '$(OUT)' \
 	$(if $(ARCHS),--archs '$(ARCHS)') $(if $(ONLY),--only '$(ONLY)')
+
+BENCH_ARGUMENTS = --out '$(OUT)' --wheels '$(DIST)' --artifacts '$(OUT)/bench/artifacts'
 
 BUILD_OPTIONS = --jobs '$(JOBS)' $(if $(CPU),--machine '$(CPU)') $(if $(SHARD),--shard '$(SHARD)') \
 	$(if $(CACHE),--cache '$(CACHE)') $(if $(REMOTE_CACHE),--remote-cache '$(REMOTE_CACHE)') \
@@ -39,7 +42,7 @@ SELFTEST = $(if $(filter-out out,$(OUT)),TILEWHEEL_ARTIFACTS='$(OUT)/artifacts')
 	$(PY) -m tilewheel selftest
 
 .PHONY: help setup build merge list lower selftest verify test lint format generate wheel index gpu-bundle \
-	sbom clean
+	sbom bench-cpu clean
 
 help: ## print this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -105,6 +108,11 @@ gpu-bundle: $(STAMP) ## pack out/gpu-bundle: all that a GPU machine without netw
 
 sbom: $(STAMP) ## write a bill of materials (CycloneDX) beside each wheel in DIST
 	$(PY) wheels/sbom.py '$(DIST)'
+
+bench-cpu: $(STAMP) ## time builds, the simulator, import and load on this machine's CPU (BENCH_QUICK=1: less)
+	$(PY) bench/build_time.py '$(BENCH)/cpu_build_time.jsonl' $(BENCH_ARGUMENTS)
+	TILEWHEEL_ARTIFACTS='$(OUT)/bench/artifacts' $(PY) bench/simulator_speed.py '$(BENCH)/cpu_simulator_speed.jsonl'
+	$(if $(BENCH_QUICK),,$(PY) bench/report.py && $(PY) bench/plot.py)
 
 clean: ## remove everything that was built (OUT and DIST), keep .venv
 	@for directory in '$(OUT)' '$(DIST)'; do \

@@ -131,3 +131,23 @@ def test_wheels_are_made_for_both_processors_and_checked():
     assert commands("gpu-bundle", "OUT=/tmp/o") == [
         ".venv/bin/python wheels/gpu_bundle.py --out '/tmp/o'"
     ]
+
+
+def test_benchmarks_of_the_cpu_leave_records_where_the_tables_are_made_from():
+    built, simulated, reported = commands("bench-cpu")
+    assert built == (
+        ".venv/bin/python bench/build_time.py 'bench/results/cpu_build_time.jsonl' --out 'out' "
+        "--wheels 'dist' --artifacts 'out/bench/artifacts'"
+    )
+    assert simulated == (
+        "TILEWHEEL_ARTIFACTS='out/bench/artifacts' .venv/bin/python bench/simulator_speed.py "
+        "'bench/results/cpu_simulator_speed.jsonl'"
+    )
+    assert reported == ".venv/bin/python bench/report.py && .venv/bin/python bench/plot.py"
+
+
+def test_a_quick_benchmark_leaves_the_recorded_results_alone():
+    lines = commands("bench-cpu", "BENCH_QUICK=1", "OUT=/tmp/o")
+    assert "bench/results" not in "".join(lines)
+    assert "'/tmp/o/bench/cpu_build_time.jsonl'" in lines[0]
+    assert "report.py" not in "".join(lines)
