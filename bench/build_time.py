@@ -19,11 +19,13 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import cpu
 from builds import (
     TARGETS,
     Place,
+    Took,
     build,
     built_units,
     cached_targets,
@@ -37,7 +39,7 @@ from tilewheel_build.backends import BACKENDS
 from tilewheel_build.checkout import ROOT
 from tilewheel_build.elf import parse_shared_object
 from tilewheel_build.launcher import TEMPLATES
-from tilewheel_build.unit import ARGUMENTS_HEADER, ARTIFACT, LAUNCHER, link
+from tilewheel_build.unit import ARGUMENTS_HEADER, ARTIFACT, FACTS, LAUNCHER, link
 from tilewheel_build.variant import Variant
 
 QUICK_OPERATORS = ("topk_gate", "apply_rotary", "fused_weight", "grad_w_reduce")
@@ -54,9 +56,9 @@ PROFILES = ("release", "dev", "smoke")
 
 def first_build(keys: Sequence[str], work: Path, write: cpu.Write) -> None:
     """Measure what only the first build on a machine pays: the C library of the launchers."""
-    elapsed = build(keys, Place(out=work / "first", cache=work / "first/cache"))
-    _say(f"first build of {len(keys)} on a machine", [elapsed])
-    write(kind="build_first", case=f"{len(keys)} artifacts", wall=spread([elapsed], "s"))
+    took = build(keys, Place(out=work / "first", cache=work / "first/cache"))
+    _say(f"first build of {len(keys)} on a machine", [took])
+    write(kind="build_first", case=f"{len(keys)} artifacts", runs=1, **_times([took]))
 
 
 def unit_times(
@@ -73,6 +75,8 @@ def unit_times(
         )
         for number in range(repeats)
     ]
+    for place in places:
+        _copy_libraries(work / "first/cache", place.cache)
     for variant in variants:
         key = str(variant.key)
         commands = [build([key], place, core=core) for place in places]
@@ -88,11 +92,19 @@ def unit_times(
             compile=spread([unit.compile_s for unit in facts], "s"),
             link=spread(links, "s"),
             cold=spread([unit.lower_s + unit.compile_s for unit in facts], "s"),
-            command=spread(commands, "s"),
+            command=spread([took.wall_s for took in commands], "s"),
+            command_cpu=spread([took.cpu_s for took in commands], "s"),
             size_bytes=facts[0].size_bytes,
         )
-        _say(key, [unit.lower_s + unit.compile_s for unit in facts])
+        _say(key, commands)
     return places[0]
+
+
+def _copy_libraries(source: Path, target: Path) -> None:
+    """Copy what units need and are not: the simulator's library would count for the first one."""
+    for entry in source.iterdir():
+        if entry.name != "zig" and not (entry / FACTS).exists():
+            shutil.copytree(entry, target / entry.name)
 
 
 def link_time(variant: Variant, place: Place, work: Path) -> float:
@@ -149,7 +161,7 @@ def _rebuilt(
     profile: str,
     target: str,
     keys: Sequence[str],
-    times: Sequence[float],
+    times: Sequence[Took],
     write: cpu.Write,
 ) -> None:
     _say(f"{len(keys)} artifacts, {case}", times)
@@ -160,7 +172,7 @@ def _rebuilt(
         target=target,
         num_artifacts=len(keys),
         runs=len(times),
-        wall=spread(times, "s"),
+        **_times(times),
     )
 
 
@@ -175,8 +187,10 @@ def scaling(keys: Sequence[str], repeats: int, work: Path, write: cpu.Write) -> 
             shutil.rmtree(out)
         _say(f"{len(keys)} artifacts, {workers}", times)
         case = f"{len(keys)} artifacts"
-        wall = spread(times, "s")
-        write(kind="build_scaling", case=case, workers=workers, runs=repeats, wall=wall)
+        measured = _times(times)
+        if dask:
+            del measured["cpu"]  # the workers are not this process's children
+        write(kind="build_scaling", case=case, workers=workers, runs=repeats, **measured)
 
     measure("1 process", 1)
     measure("2 processes", 2)
@@ -229,8 +243,18 @@ def wheels(directory: Path, write: cpu.Write) -> None:
         write(kind="wheel_size", wheel=name, tag=tag, size_bytes=path.stat().st_size)
 
 
-def _say(what: str, times: Sequence[float]) -> None:
-    print(f"{what:90.90} {statistics.median(times):8.2f} s", flush=True)
+def _times(times: Sequence[Took]) -> dict[str, Any]:
+    return {
+        "wall": spread([took.wall_s for took in times], "s"),
+        "cpu": spread([took.cpu_s for took in times], "s"),
+    }
+
+
+def _say(what: str, times: Sequence[Took]) -> None:
+    wall, processor = (
+        statistics.median(getattr(took, name) for took in times) for name in ("wall_s", "cpu_s")
+    )
+    print(f"{what:80.80} {wall:8.2f} s, {processor:8.2f} s of processors", flush=True)
 
 
 def main() -> None:

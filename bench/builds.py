@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import re
+import resource
 import subprocess
 import sys
 import time
@@ -25,6 +26,14 @@ from tilewheel_build.variant import Variant, expand, select
 
 TARGETS = ("cuda", "ascend-sim")
 _START_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Took:
+    """Seconds of a build: what passed, and what its processes had of the processors."""
+
+    wall_s: float
+    cpu_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +67,8 @@ def build(
     jobs: int = 1,
     dask: str = "",
     core: int | None = None,
-) -> float:
-    """Build what the cache lacks of the keys with the command line; return the seconds it took.
+) -> Took:
+    """Build what the cache lacks of the keys with the command line.
 
     ``core`` keeps the driver, its workers and their compilers on one core.
     """
@@ -72,14 +81,17 @@ def build(
         *(word for key in keys for word in ("--only", key)),
     ]
     pin = None if core is None else lambda: os.sched_setaffinity(0, {core})
-    started = time.perf_counter()
+    started, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=pin)
-    elapsed = time.perf_counter() - started
+    elapsed, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode:
         raise SystemExit(f"build: ended with {done.returncode}:\n{done.stdout}{done.stderr}")
     if not re.search(rf"^{len(keys)} artifacts ", done.stdout, re.MULTILINE):
         raise SystemExit(f"build: must have made {len(keys)} artifacts:\n{done.stdout}")
-    return elapsed
+    return Took(
+        wall_s=elapsed,
+        cpu_s=after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+    )
 
 
 def built_units(place: Place) -> dict[str, UnitFacts]:

@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import report_cpu
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "performance.md"
 RESULTS = ROOT / "bench" / "results"
@@ -79,6 +81,7 @@ def _machine(rows: list[Record]) -> str:
 
 
 SECTIONS = {"kernel_time": kernel_time, "host_time": host_time, "cold_start": cold_start}
+SECTIONS |= report_cpu.SECTIONS
 
 
 def page(text: str, records: list[Record]) -> str:

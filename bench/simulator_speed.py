@@ -34,26 +34,28 @@ CALL_MS = 20.0
 
 START = """
 import json, time
-t0 = time.perf_counter()
+marks = []
+def mark(phase):
+    marks.append((phase, time.perf_counter(), time.process_time()))
+mark("")
 import torch
-t1 = time.perf_counter()
+mark("import torch")
 import tilewheel
-t2 = time.perf_counter()
+mark("import tilewheel, after torch")
 from dataclasses import replace
 from tilewheel import device, discovery, loader
 found = [e for e in discovery.catalog().entries if e.artifact.key.target.backend == "ascend-sim"]
 # An overlay is hashed when it is loaded, an installed package is not.
 first, second = (replace(entry, is_overlay=False) for entry in found[:2])
 place = device.simulated()
-t3 = time.perf_counter()
+mark("read the manifests")
 loader.load(first, place)
-t4 = time.perf_counter()
+mark("first load (with tvm-ffi's import)")
 kernel = loader.load(second, place)
-t5 = time.perf_counter()
+mark("load one more artifact")
 assert callable(kernel.function)
-print(json.dumps({"import torch": t1 - t0, "import tilewheel, after torch": t2 - t1,
-    "read the manifests": t3 - t2, "first load (with tvm-ffi's import)": t4 - t3,
-    "load one more artifact": t5 - t4}))
+print(json.dumps({phase: (wall - before[1], cpu - before[2])
+    for before, (phase, wall, cpu) in zip(marks, marks[1:])}))
 """
 
 
@@ -138,9 +140,15 @@ def start(write: cpu.Write) -> None:
         )
         runs.append(json.loads(done.stdout.splitlines()[-1]))
     for phase in runs[0]:
-        times = [run[phase] * 1e3 for run in runs]
+        times, processor = ([run[phase][n] * 1e3 for run in runs] for n in range(2))
         print(f"{phase:56} {statistics.median(times):15.3f} ms", flush=True)
-        write(kind="cpu_start", phase=phase, runs=PROCESSES, process=spread(times, "ms"))
+        write(
+            kind="cpu_start",
+            phase=phase,
+            runs=PROCESSES,
+            wall=spread(times, "ms"),
+            cpu=spread(processor, "ms"),
+        )
 
 
 def _use_one_thread(entries: Sequence[Entry]) -> None:
