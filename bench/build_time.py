@@ -24,6 +24,7 @@ from typing import Any
 import cpu
 from builds import (
     TARGETS,
+    BuiltUnit,
     Place,
     Took,
     build,
@@ -80,18 +81,19 @@ def unit_times(
     for variant in variants:
         key = str(variant.key)
         commands = [build([key], place, core=core) for place in places]
-        facts = [built_units(place)[key] for place in places]
-        links = [link_time(variant, place, work / "link") for place in places]
+        units = [built_units(place)[key] for place in places]
+        facts = [unit.facts for unit in units]
+        links = [link_time(variant, unit, work / "link") for unit in units]
         write(
             kind="build_unit",
             operator=variant.key.operator,
             target=str(variant.key.target),
             key=key,
             runs=repeats,
-            lower=spread([unit.lower_s for unit in facts], "s"),
-            compile=spread([unit.compile_s for unit in facts], "s"),
+            lower=spread([fact.lower_s for fact in facts], "s"),
+            compile=spread([fact.compile_s for fact in facts], "s"),
             link=spread(links, "s"),
-            cold=spread([unit.lower_s + unit.compile_s for unit in facts], "s"),
+            cold=spread([fact.lower_s + fact.compile_s for fact in facts], "s"),
             command=spread([took.wall_s for took in commands], "s"),
             command_cpu=spread([took.cpu_s for took in commands], "s"),
             size_bytes=facts[0].size_bytes,
@@ -107,34 +109,24 @@ def _copy_libraries(source: Path, target: Path) -> None:
             shutil.copytree(entry, target / entry.name)
 
 
-def link_time(variant: Variant, place: Place, work: Path) -> float:
+def link_time(variant: Variant, unit: BuiltUnit, work: Path) -> float:
     """Return the seconds of the last step of a unit, done once more on its finished files."""
     backend = BACKENDS[variant.key.target.backend]
-    facts = built_units(place)[str(variant.key)]
-    entry = place.cache / _fingerprint(place, str(variant.key))
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
-    image = parse_shared_object((entry / ARTIFACT).read_bytes()).image
+    image = parse_shared_object((unit.entry / ARTIFACT).read_bytes()).image
     (work / f"kernel{backend.image_suffix}").write_bytes(image)
-    shutil.copyfile(entry / LAUNCHER, work / LAUNCHER)
+    shutil.copyfile(unit.entry / LAUNCHER, work / LAUNCHER)
     shutil.copyfile(TEMPLATES / ARGUMENTS_HEADER, work / ARGUMENTS_HEADER)
     started = time.perf_counter()
     link(
-        facts,
+        unit.facts,
         work=work,
         target=variant.key.target,
         machine=platform.machine(),
         zig_cache=work / "zig",
     )
     return time.perf_counter() - started
-
-
-def _fingerprint(place: Place, key: str) -> str:
-    for path in place.out.glob("artifacts/*/manifest.json"):
-        for artifact in manifest.read(path).artifacts:
-            if str(artifact.key) == key:
-                return artifact.fingerprint
-    raise AssertionError(key)
 
 
 def rebuild_times(
@@ -273,6 +265,8 @@ def main() -> None:
     chosen = variants if options.only else one_of_each(variants)
     if cpu.QUICK:
         chosen = tuple(v for v in chosen if v.key.operator in QUICK_OPERATORS)
+    if not chosen:
+        parser.error(f"--only: {options.only!r} leaves nothing of the four operators")
     keys = [str(variant.key) for variant in chosen]
     scaled = [
         str(v.key)

@@ -37,6 +37,14 @@ class Took:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltUnit:
+    """What a build says of a unit, its seconds included, and the directory of its files."""
+
+    facts: UnitFacts
+    entry: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """Where a build writes: its output directory and its cache, and a shared one behind that."""
 
@@ -94,17 +102,18 @@ def build(
     )
 
 
-def built_units(place: Place) -> dict[str, UnitFacts]:
-    """Return what is known of each published artifact, its seconds included, by key.
+def built_units(place: Place) -> dict[str, BuiltUnit]:
+    """Return what is known of each published artifact, by key.
 
-    The only place that knows where a build keeps this.
+    The only place that knows where a build keeps its seconds.
     """
     found = {}
     for path in sorted(place.out.glob("artifacts/*/manifest.json")):
         for artifact in manifest.read(path).artifacts:
-            facts = read_unit(place.cache / str(artifact.fingerprint))
+            entry = place.cache / artifact.fingerprint
+            facts = read_unit(entry)
             assert facts is not None, artifact.key
-            found[str(artifact.key)] = facts
+            found[str(artifact.key)] = BuiltUnit(facts=facts, entry=entry)
     return found
 
 
