@@ -22,13 +22,15 @@ CACHE ?=
 REMOTE_CACHE ?=
 DASK ?=
 MEMORY ?=
-RESULTS ?= bench/results
+RESULTS ?= $(if $(BENCH_QUICK),$(OUT)/bench,bench/results)
 BENCH_ONLY ?=
 BENCH_PROFILE ?=
 TOKENS ?=
 
 BUILD_ARGUMENTS = --target '$(TARGET)' --profile '$(PROFILE)' --out '$(OUT)' \
 	$(if $(ARCHS),--archs '$(ARCHS)') $(if $(ONLY),--only '$(ONLY)')
+
+BENCH_ARGUMENTS = --out '$(OUT)' --wheels '$(DIST)' --artifacts '$(OUT)/bench/artifacts'
 
 BUILD_OPTIONS = --jobs '$(JOBS)' $(if $(CPU),--machine '$(CPU)') $(if $(SHARD),--shard '$(SHARD)') \
 	$(if $(CACHE),--cache '$(CACHE)') $(if $(REMOTE_CACHE),--remote-cache '$(REMOTE_CACHE)') \
@@ -46,7 +48,7 @@ SELFTEST = $(if $(filter-out out,$(OUT)),TILEWHEEL_ARTIFACTS='$(OUT)/artifacts')
 	$(PY) -m tilewheel selftest
 
 .PHONY: help setup build merge list lower selftest verify test lint format generate wheel index gpu-bundle \
-	sbom bench bench-gpu clean
+	sbom bench bench-gpu bench-cpu clean
 
 help: ## print this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -114,10 +116,21 @@ gpu-bundle: $(STAMP) ## pack out/gpu-bundle: all that a GPU machine without netw
 sbom: $(STAMP) ## write a bill of materials (CycloneDX) beside each wheel in DIST
 	$(PY) wheels/sbom.py '$(DIST)'
 
-bench: bench-gpu ## measure everything that this machine can, records below RESULTS
+bench: bench-cpu ## measure everything that this machine can, records below RESULTS
+	@if $(PY) -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; then \
+	    $(MAKE) bench-gpu; \
+	else \
+	    echo "bench: this machine has no CUDA device: kernel time, host time and cold start were left out"; \
+	fi
 
 bench-gpu: $(STAMP) ## kernel time, host time and cold start on an NVIDIA GPU, beside the peer
 	$(PY) bench/run.py $(BENCH_OPTIONS)
+
+bench-cpu: $(STAMP) ## time builds, the simulator, import and load on this machine's CPU (BENCH_QUICK=1: less)
+	@mkdir -p '$(RESULTS)'
+	$(PY) bench/build_time.py '$(RESULTS)/cpu_build_time.jsonl' $(BENCH_ARGUMENTS)
+	TILEWHEEL_ARTIFACTS='$(OUT)/bench/artifacts' $(PY) bench/simulator_speed.py '$(RESULTS)/cpu_simulator_speed.jsonl'
+	$(if $(filter bench/results,$(RESULTS)),$(PY) bench/report.py && $(PY) bench/plot.py)
 
 clean: ## remove everything that was built (OUT and DIST), keep .venv
 	@for directory in '$(OUT)' '$(DIST)'; do \

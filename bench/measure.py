@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import tilewheel
+from spread import spread
 
 L2_FLUSH_BYTES = 192 * 2**20
 """More than any L2 (60 MB on H200): what inputs rotate through and what is overwritten."""
@@ -123,10 +124,6 @@ def ceiling_gb_s(size_bytes: int = 2**30) -> float:
     return 2 * size_bytes / statistics.median(times) / 1e3
 
 
-def summary(times: Sequence[float], *, unit: str = "us") -> dict[str, float]:
-    """Return median, least and greatest of some times."""
-    return {
-        f"median_{unit}": round(statistics.median(times), 3),
-        f"min_{unit}": round(min(times), 3),
-        f"max_{unit}": round(max(times), 3),
-    }
+def summary(times: Sequence[float], *, unit: str = "us") -> dict[str, Any]:
+    """Return median, least, greatest and all of some times."""
+    return spread(times, unit)

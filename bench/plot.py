@@ -1,5 +1,7 @@
 """Draws docs/plots/<operator>.svg from the kernel times in bench/results: ours and what is beside.
 
+And what plot_cpu.py draws of builds and the simulator.
+
 python bench/plot.py [--check]
 """
 
@@ -12,7 +14,9 @@ from pathlib import Path
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 
+import plot_cpu
 from report import ROOT, Record, one_a_shape, read_records
 
 mpl.use("svg")
@@ -42,6 +46,11 @@ def draw(cases: dict[str, list[Record]]) -> bytes:
         panel.legend()
     for panel in axes.flat[len(cases) :]:
         panel.set_visible(False)
+    return svg(figure)
+
+
+def svg(figure: Figure) -> bytes:
+    """Return a figure as SVG and close it."""
     file = io.BytesIO()
     figure.savefig(file, format="svg", metadata={"Date": None})
     plt.close(figure)
@@ -49,13 +58,16 @@ def draw(cases: dict[str, list[Record]]) -> bytes:
 
 
 def plots(records: list[Record]) -> dict[Path, bytes]:
-    """Return the plots by path, one for each operator."""
+    """Return the plots by path: one for each operator, and those of the CPU."""
     operators: dict[str, dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
         if record["kind"] == "kernel_time":
             operators[record["operator"]][record["case"]].append(record)
     with plt.rc_context(SETTINGS):
-        return {PLOTS / f"{name}.svg": draw(dict(cases)) for name, cases in operators.items()}
+        made = {PLOTS / f"{name}.svg": draw(dict(cases)) for name, cases in operators.items()}
+        for name, figure in plot_cpu.figures(records).items():
+            made[PLOTS / f"{name}.svg"] = svg(figure)
+    return made
 
 
 def main() -> int:

@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import report_cpu
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "performance.md"
 RESULTS = ROOT / "bench" / "results"
@@ -158,6 +160,7 @@ SECTIONS = {
     "eager": eager,
     "host_time": host_time,
     "cold_start": cold_start,
+    **report_cpu.SECTIONS,
 }
 
 

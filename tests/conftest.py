@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-# One cache of the C compiler for all builds that tests make: a cold one costs half a minute.
+# One cache of the C compiler for all builds that tests make: a cold one costs seconds.
 ZIG_CACHE = Path(__file__).parents[1] / "out" / "cache" / "zig"
 os.environ.setdefault("ZIG_GLOBAL_CACHE_DIR", str(ZIG_CACHE))
 

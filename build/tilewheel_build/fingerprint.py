@@ -83,14 +83,15 @@ def kernel_hashes(kernels_root: Path, kernel: str) -> dict[str, str]:
     return hashes
 
 
-def _imported_modules(source: bytes, path: Path) -> set[str]:
+@cache  # of the file's content: every variant of an operator asks for the same few
+def _imported_modules(source: bytes, path: Path) -> frozenset[str]:
     """Return every name that may be a module that the file imports, made absolute."""
     # Importing a module runs the __init__ of each package around it.
     modules = {".".join(path.parts[:-1])}
     try:
         tree = ast.parse(source)
     except SyntaxError:
-        return modules  # lowering reports it, for the variants of this kernel only
+        return frozenset(modules)  # lowering reports it, for the variants of this kernel only
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             modules |= {alias.name for alias in node.names}
@@ -98,7 +99,7 @@ def _imported_modules(source: bytes, path: Path) -> set[str]:
             package = path.parts[: len(path.parts) - node.level] if node.level else ()
             base = ".".join([*package, *([node.module] if node.module else [])])
             modules |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
-    return modules
+    return frozenset(modules)
 
 
 def _module_files(module: str, kernels_root: Path) -> list[Path]:

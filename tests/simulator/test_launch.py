@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tilewheel_build.simulator import compile_kernel, compile_runtime
+from tilewheel_build.simulator import compile_kernel, compile_runtime, kernel_commands
 
 INCLUDES = "#include <tl_templates/ascend/common.h>\n#include <tl_templates/ascend/simd_inst.h>\n"
 
@@ -175,6 +175,20 @@ def test_equal_sources_give_equal_bytes_without_paths(
     assert images[0] == images[1]
     for part in (sys.prefix, str(tmp_path.parent), tempfile.gettempdir(), "tilewheel_build"):
         assert part.encode() not in images[0]
+
+
+def test_linking_builds_no_library_for_cpp() -> None:
+    _, link = kernel_commands(
+        compiler=("python", "-m", "ziglang", "c++", "-target", "x86_64-linux-gnu.2.28"),
+        include=Path("include"),
+        source="kernel.cc",
+        output="kernel.so",
+        machine="x86_64",
+    )
+    assert link[:7] == (
+        *("python", "-m", "ziglang", "cc", "-target", "x86_64-linux-gnu.2.28"),
+        "kernel.cc.o",
+    )
 
 
 def test_the_runtime_needs_only_libc(simulator: Any) -> None:

@@ -141,4 +141,24 @@ def test_benchmarks_take_what_to_measure_and_where_to_write():
         "--profile 'kimi-k2'"
     )
     assert commands("bench-gpu", *options) == [line]
-    assert line in commands("bench", *options)
+    assert "make bench-gpu" in " ".join(commands("bench", *options))
+
+
+def test_benchmarks_of_the_cpu_leave_records_where_the_tables_are_made_from():
+    _, built, simulated, reported = commands("bench-cpu")
+    assert built == (
+        ".venv/bin/python bench/build_time.py 'bench/results/cpu_build_time.jsonl' --out 'out' "
+        "--wheels 'dist' --artifacts 'out/bench/artifacts'"
+    )
+    assert simulated == (
+        "TILEWHEEL_ARTIFACTS='out/bench/artifacts' .venv/bin/python bench/simulator_speed.py "
+        "'bench/results/cpu_simulator_speed.jsonl'"
+    )
+    assert reported == ".venv/bin/python bench/report.py && .venv/bin/python bench/plot.py"
+
+
+def test_a_quick_benchmark_leaves_the_recorded_results_alone():
+    lines = commands("bench-cpu", "BENCH_QUICK=1", "OUT=/tmp/o")
+    assert "bench/results" not in "".join(lines)
+    assert "'/tmp/o/bench/cpu_build_time.jsonl'" in lines[1]
+    assert "report.py" not in "".join(lines)

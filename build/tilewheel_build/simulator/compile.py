@@ -1,8 +1,8 @@
 """Compiling kernels and the runtime library of the simulator.
 
-Both are two commands, compile and link, because linking through a C++ driver would first build its
-C++ library: neither needs one. Names are relative to the work directory and no path ends up in the
-output, so equal inputs give equal bytes.
+Both are two commands, compile and link, and the second is the compiler's command for C: zig's for
+C++ would first build its C++ library, even to leave it out, and neither needs one. Names are
+relative to the work directory and no path ends up in the output, so equal inputs give equal bytes.
 """
 
 from __future__ import annotations
@@ -94,7 +94,12 @@ def kernel_commands(
         *(f"-ffile-prefix-map={INCLUDE}=simulator", f"-ffile-prefix-map={include}=tilelang"),
         *("-c", source, "-o", compiled),
     )
-    return compile_command, (*compiler, compiled, *LINK_FLAGS, "-o", output)
+    return compile_command, (*_linker(compiler), compiled, *LINK_FLAGS, "-o", output)
+
+
+def _linker(compiler: Sequence[str]) -> tuple[str, ...]:
+    """Return the command that links: of zig the one for C."""
+    return tuple("cc" if word == "c++" else word for word in compiler)
 
 
 def compile_kernel(
@@ -163,7 +168,7 @@ def compile_runtime(
                 environment=environment,
             )
         run_tool(
-            [*compiler, *objects, *LINK_FLAGS, f"-Wl,-soname,{out.name}", "-o", out.name],
+            [*_linker(compiler), *objects, *LINK_FLAGS, f"-Wl,-soname,{out.name}", "-o", out.name],
             cwd=work,
             environment=environment,
         )
