@@ -32,13 +32,16 @@ BUILD_ARGUMENTS = --target '$(TARGET)' --profile '$(PROFILE)' --out '$(OUT)' \
 
 BENCH_ARGUMENTS = --out '$(OUT)' --wheels '$(DIST)' --artifacts '$(OUT)/bench/artifacts'
 
+CACHE_OPTIONS = $(if $(CACHE),--cache '$(CACHE)') \
+	$(if $(REMOTE_CACHE),--remote-cache '$(REMOTE_CACHE)')
+
 BUILD_OPTIONS = --jobs '$(JOBS)' $(if $(CPU),--machine '$(CPU)') $(if $(SHARD),--shard '$(SHARD)') \
-	$(if $(CACHE),--cache '$(CACHE)') $(if $(REMOTE_CACHE),--remote-cache '$(REMOTE_CACHE)') \
-	$(if $(DASK),--dask '$(DASK)') $(if $(MEMORY),--memory '$(MEMORY)')
+	$(CACHE_OPTIONS) $(if $(DASK),--dask '$(DASK)') $(if $(MEMORY),--memory '$(MEMORY)')
 
 # Artifacts for another processor cannot be tested here.
 OTHER_CPU = $(filter-out $(shell uname -m),$(CPU))
-WHEEL_ARGUMENTS = $(BUILD_ARGUMENTS) --jobs '$(JOBS)' --machines '$(CPUS)' --dist '$(DIST)' --sdist
+WHEEL_ARGUMENTS = $(BUILD_ARGUMENTS) --jobs '$(JOBS)' $(CACHE_OPTIONS) --machines '$(CPUS)' \
+	--dist '$(DIST)' --sdist
 
 BENCH_OPTIONS = --out '$(RESULTS)' $(if $(BENCH_ONLY),--only '$(BENCH_ONLY)') \
 	$(if $(TOKENS),--tokens '$(TOKENS)') $(if $(BENCH_PROFILE),--profile '$(BENCH_PROFILE)')
@@ -47,8 +50,8 @@ BENCH_OPTIONS = --out '$(RESULTS)' $(if $(BENCH_ONLY),--only '$(BENCH_ONLY)') \
 SELFTEST = $(if $(filter-out out,$(OUT)),TILEWHEEL_ARTIFACTS='$(OUT)/artifacts') \
 	$(PY) -m tilewheel selftest
 
-.PHONY: help setup build merge list lower selftest verify test lint format generate wheel index gpu-bundle \
-	sbom bench bench-gpu bench-cpu clean
+.PHONY: help setup build merge report list lower selftest verify test lint format generate wheel index \
+	gpu-bundle sbom bench bench-gpu bench-cpu clean
 
 help: ## print this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -73,6 +76,9 @@ build: $(STAMP) ## build artifacts below out/artifacts and self-test what this m
 merge: $(STAMP) ## publish the shards below SHARDS as one build and self-test them
 	$(PY) -m tilewheel_build merge --out '$(OUT)' '$(SHARDS)'
 	$(if $(OTHER_CPU),,$(SELFTEST))
+
+report: $(STAMP) ## write the page of the last build's report again
+	$(PY) -m tilewheel_build report --out '$(OUT)'
 
 list: $(STAMP) ## print the keys that build would make
 	$(PY) -m tilewheel_build list $(BUILD_ARGUMENTS)

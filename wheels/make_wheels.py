@@ -34,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     data = [distribution for distribution in chosen if distribution != RUNTIME]
     for machine in machines if data and not options.ready else ():
-        code = _build_artifacts(options, machine, data)
+        code = subprocess.run(build_command(options, machine, data), check=False).returncode
         if code:
             return code
     layout = Layout(root=ROOT, out=options.out.resolve())
@@ -81,6 +81,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--archs", default="")
     parser.add_argument("--only", default="*", help="glob over keys")
     parser.add_argument("--jobs", default=str(os.cpu_count() or 1))
+    parser.add_argument("--cache", help="of built artifacts (default: <out>/cache)")
+    parser.add_argument("--remote-cache", help="a second level of it, at a URL")
     parser.add_argument("--out", type=Path, default=ROOT / "out", help="where artifacts are")
     parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="where wheels go")
     parser.add_argument("--ready", action="store_true", help="pack what is built already")
@@ -88,17 +90,19 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _build_artifacts(
+def build_command(
     options: argparse.Namespace, machine: str, data: Sequence[Distribution]
-) -> int:
+) -> list[str]:
+    """Return the command that builds the artifacts of some distributions for a processor."""
     targets = ",".join(distribution.target for distribution in data)
-    command = [
+    caches = (("--cache", options.cache), ("--remote-cache", options.remote_cache))
+    return [
         *(sys.executable, "-m", "tilewheel_build", "build"),
         *("--target", targets, "--profile", options.profile, "--archs", options.archs),
         *("--only", options.only, "--jobs", options.jobs, "--machine", machine),
         *("--out", str(options.out)),
+        *(word for name, value in caches if value for word in (name, value)),
     ]
-    return subprocess.run(command, check=False).returncode
 
 
 def _run_builds(

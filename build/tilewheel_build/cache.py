@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from tilewheel_build.entry import INDEX, EntryError, check, index_of, pack, read_directory, unpack
 from tilewheel_build.publish import exchange
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 DEFAULT_LIMIT_BYTES = 4 << 30
 """What entries of the local cache may take where the caller does not say."""
+
+Level = Literal["local", "remote"]
 
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 _STAGING = ".new-"
@@ -56,13 +58,17 @@ class Cache:
 
     def find(self, fingerprints: Sequence[str]) -> set[str]:
         """Return which entries are there and right, after fetching what only the remote has."""
-        found = {name for name in fingerprints if self._is_right(name)}
+        return set(self.locate(fingerprints))
+
+    def locate(self, fingerprints: Sequence[str]) -> dict[str, Level]:
+        """Return what ``find`` does, with the level that had each entry."""
+        found: dict[str, Level] = {name: "local" for name in fingerprints if self._is_right(name)}
         missing = [name for name in fingerprints if name not in found]
         if self.remote is not None and missing:
             with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as pool:
                 for name, fetched in zip(missing, pool.map(self._fetch, missing), strict=True):
                     if fetched:
-                        found.add(name)
+                        found[name] = "remote"
         return found
 
     def _is_right(self, fingerprint: str) -> bool:

@@ -1,4 +1,4 @@
-"""``python -m tilewheel_build list | grid | lower | build | merge | finish | verify | cache``."""
+"""``python -m tilewheel_build``: list, grid, lower, build, merge, finish, report, verify, cache."""
 
 from __future__ import annotations
 
@@ -6,29 +6,21 @@ import argparse
 import errno
 import os
 import platform
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rich.console import Console
 
-from tilewheel_build import cache_cli, model_grid, option_types
+from tilewheel_build import build_cli, cache_cli, model_grid, option_types, report_cli
 from tilewheel_build.backends import BACKENDS
 from tilewheel_build.cache import DEFAULT_LIMIT_BYTES, shared
 from tilewheel_build.checkout import ROOT
-from tilewheel_build.dask_runner import cluster_runner
 from tilewheel_build.driver import (
     DISK_FULL,
-    BuildResult,
     Failure,
     Layout,
-    Runner,
-    build,
     local_cache,
-    local_runner,
-    plan_units,
 )
 from tilewheel_build.errors import (
     ArtifactError,
@@ -41,9 +33,9 @@ from tilewheel_build.errors import (
 from tilewheel_build.host_compiler import MACHINES
 from tilewheel_build.process import TIMEOUT_S
 from tilewheel_build.profile_file import is_profile_file, load_profile
-from tilewheel_build.progress import artifact_table, watch
+from tilewheel_build.progress import watch
 from tilewheel_build.publish import lock
-from tilewheel_build.shard import Shard, build_shard, deal, merge
+from tilewheel_build.shard import Shard, deal
 from tilewheel_build.source_only import finish, pack, sources_directory
 from tilewheel_build.spec import OperatorSpec, SpecError, check_kernel_files, load_specs
 from tilewheel_build.unit import lower_variant
@@ -64,6 +56,9 @@ def main(arguments: Sequence[str]) -> int:
     try:
         if options.command == "verify":
             return _verify(layout.artifacts(options.machine), options.target, errors)
+        if options.command == "report":
+            report_cli.run(options, layout.out)
+            return EXIT_OK
         if options.command == "cache":
             cache_cli.run(options, layout.out, errors.print)
             return EXIT_OK
@@ -73,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
                 return _finish(layout, options, errors)
         if options.command == "merge":
             with _exclusive(layout.out, errors):
-                return _merge(layout, options.directories)
+                return build_cli.run_merge(layout, options, errors)
         specs = load_specs(layout.root)
         check_kernel_files(specs, root=layout.root)
         if options.command == "grid":
@@ -90,12 +85,12 @@ def main(arguments: Sequence[str]) -> int:
             if options.command == "lower":
                 return _lower(chosen, layout)
             if options.source_only:
-                for name in ("shard", "dask", "remote_cache"):
-                    if getattr(options, name) is not None:
+                for name in ("shard", "dask", "remote_cache", "json"):
+                    if getattr(options, name) not in (None, False):
                         option = name.replace("_", "-")
                         raise OptionError(f"--{option}: is given, must not be with --source-only")
                 return _pack(chosen, layout, options, errors)
-            return _build(chosen, layout, options, errors)
+            return build_cli.run(chosen, layout, options, errors)
     except OSError as error:
         if error.errno not in DISK_FULL:
             raise
@@ -125,6 +120,7 @@ def _parser() -> argparse.ArgumentParser:
         ("build", "build artifacts and their manifest below out/artifacts"),
         ("merge", "publish what `build --shard` wrote, once all shards are there"),
         ("finish", "compile what `build --source-only` wrote, e.g. where CANN is installed"),
+        ("report", "write the page of a build's report again"),
         ("verify", "check built artifacts: hashes, symbols, architectures"),
         ("cache", "say what a cache of built artifacts holds, or remove entries from it"),
     ):
@@ -145,6 +141,11 @@ def _parser() -> argparse.ArgumentParser:
         if name == "cache":
             cache_cli.add_command_options(command)
             continue
+        if name == "report":
+            report_cli.add_arguments(command)
+            continue
+        if name in ("build", "merge"):
+            report_cli.add_build_options(command)
         if name == "finish":
             command.add_argument("directory", type=Path, help="e.g. out/sources/ascend")
             continue
@@ -272,70 +273,15 @@ def _lower(chosen: dict[str, tuple[Variant, ...]], layout: Layout) -> int:
     return EXIT_OK
 
 
-def _build(
-    chosen: dict[str, tuple[Variant, ...]],
-    layout: Layout,
-    options: argparse.Namespace,
-    errors: Console,
-) -> int:
-    console = _console()
-    results: list[BuildResult] = []
-    shard: Shard | None = options.shard
-    build_share = build if shard is None else partial(build_shard, shard=shard)
-    with ExitStack() as stack:
-        cache = stack.enter_context(cache_cli.cache_of(options, layout.out, _warning(errors)))
-        for backend, variants in chosen.items():
-            # Every tool is looked for before the first unit starts: a missing one fails early.
-            plan_units(
-                variants[:1], layout=layout, backend=backend, machine=options.machine, cache=cache
-            )
-        run = stack.enter_context(_runner(options))
-        for backend, variants in chosen.items():
-            total = len(variants if shard is None else deal(variants, shard))
-            with watch(console, backend, total) as observe:
-                results.append(
-                    build_share(
-                        variants,
-                        layout=layout,
-                        backend=backend,
-                        machine=options.machine,
-                        cache=cache,
-                        run=run,
-                        timeout_s=options.compile_timeout,
-                        observe=observe,
-                    )
-                )
-    console.print(artifact_table(results))
-    failures = [failure for result in results for failure in result.failures]
-    built = sum(len(result.built) for result in results)
-    cached = sum(item.cached for result in results for item in result.built)
-    console.print(f"{built} artifacts ({cached} from the cache), {len(failures)} failed")
-    return _report(failures, errors)
-
-
-@contextmanager
-def _runner(options: argparse.Namespace) -> Iterator[Runner]:
-    if options.dask is None:
-        yield local_runner(options.jobs, options.memory)
-        return
-    with cluster_runner(options.dask) as run:
-        yield run
-
-
-def _warning(errors: Console) -> Callable[[str], None]:
-    return lambda message: errors.print(f"warning: {message}")
-
-
 def _pack(
     chosen: dict[str, tuple[Variant, ...]],
     layout: Layout,
     options: argparse.Namespace,
     errors: Console,
 ) -> int:
-    console = _console()
     failures: list[Failure] = []
     for backend, variants in chosen.items():
-        with watch(console, backend, len(variants)) as observe:
+        with watch(backend, len(variants)) as observe:
             count, failed = pack(
                 variants,
                 layout=layout,
@@ -346,14 +292,13 @@ def _pack(
             )
         failures += failed
         directory = sources_directory(layout, backend)
-        console.print(f"{count} sources in {directory}")
-        console.print(f"complete them with: python -m tilewheel_build finish {directory}")
-    return _report(failures, errors)
+        print(f"{count} sources in {directory}")
+        print(f"complete them with: python -m tilewheel_build finish {directory}")
+    return build_cli.tell_failures(failures, errors)
 
 
 def _finish(layout: Layout, options: argparse.Namespace, errors: Console) -> int:
-    console = _console()
-    with watch(console, "finish", len(list(options.directory.glob("*/facts.json")))) as observe:
+    with watch("finish", len(list(options.directory.glob("*/facts.json")))) as observe:
         count, failures = finish(
             options.directory,
             layout=layout,
@@ -362,24 +307,8 @@ def _finish(layout: Layout, options: argparse.Namespace, errors: Console) -> int
             timeout_s=options.compile_timeout,
             observe=observe,
         )
-    console.print(f"{count} artifacts, {len(failures)} failed")
-    return _report(failures, errors)
-
-
-def _merge(layout: Layout, directories: Sequence[Path]) -> int:
-    for directory, count in merge(directories, layout):
-        print(f"{count} artifacts in {directory}")
-    return EXIT_OK
-
-
-def _report(failures: Sequence[Failure], errors: Console) -> int:
-    for failed in failures:
-        errors.print(f"\nfailed: {failed.key}\n{failed.message}\nkept: {failed.work}")
-    return max((failed.exit_code for failed in failures), default=EXIT_OK)
-
-
-def _console() -> Console:
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    print(f"{count} artifacts, {len(failures)} failed")
+    return build_cli.tell_failures(failures, errors)
 
 
 def _verify(artifacts: Path, target: str, errors: Console) -> int:

@@ -12,14 +12,16 @@ import importlib
 import logging
 import shutil
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tilewheel_build.cache import store_entry
-from tilewheel_build.driver import Runner
+from tilewheel_build.driver import Outcomes, Runner, Started
 from tilewheel_build.entry import EntryError, check, unpack
 from tilewheel_build.errors import (
     ArtifactError,
@@ -28,8 +30,9 @@ from tilewheel_build.errors import (
     ToolchainError,
     WorkerError,
 )
+from tilewheel_build.measured import Measured
 from tilewheel_build.remote_unit import RemoteOutcome, RemoteUnit, build_remote_unit, remote_unit
-from tilewheel_build.unit import Unit, UnitFacts, read_unit
+from tilewheel_build.unit import Unit, read_unit
 
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
@@ -70,27 +73,47 @@ def cluster_runner(address: str, no_workers_s: float = NO_WORKERS_S) -> Iterator
             "hint: start one with `dask scheduler`, and `dask worker ADDRESS` on each machine"
         ) from error
     try:
-        yield lambda units: _run(client, address, units, no_workers_s)
+        yield lambda units, started: _run(client, address, units, started, no_workers_s)
     finally:
         with suppress(OSError, RuntimeError):  # whoever went away cannot be told
             client.close(timeout=2)
 
 
-def build_on_worker(unit: RemoteUnit) -> RemoteOutcome:
-    """Build a unit in a Dask worker; what it leaves there goes when the worker ends."""
-    distributed = importlib.import_module("distributed")
-    scratch = Path(distributed.get_worker().local_directory) / "tilewheel"
+def build_on_worker(unit: RemoteUnit, topic: str) -> RemoteOutcome:
+    """Build a unit in a Dask worker; what it leaves there goes when the worker ends.
+
+    Who listens to ``topic`` hears that it starts, and where.
+    """
+    worker = importlib.import_module("distributed").get_worker()
+    worker.log_event(topic, [unit.fingerprint, worker.address])
+    scratch = Path(worker.local_directory) / "tilewheel"
     return build_remote_unit(unit, scratch)
 
 
 def _run(
-    client: Any, address: str, units: Sequence[Unit], no_workers_s: float
-) -> Iterator[tuple[Unit, UnitFacts | BaseException]]:
+    client: Any, address: str, units: Sequence[Unit], started: Started, no_workers_s: float
+) -> Outcomes:
     tasks = [remote_unit(unit) for unit in units]
-    for number, outcome in run_tasks(
-        build_on_worker, tasks, client=client, address=address, no_workers_s=no_workers_s
-    ):
-        yield units[number], _finished(units[number], outcome)
+    by_fingerprint = {unit.fingerprint: unit for unit in units}
+
+    def hear(event: tuple[float, tuple[str, str]]) -> None:
+        fingerprint, worker = event[1]
+        started(by_fingerprint[fingerprint], worker)
+
+    topic = f"tilewheel-{uuid.uuid4().hex}"
+    client.subscribe_topic(topic, hear)
+    try:
+        for number, outcome in run_tasks(
+            partial(build_on_worker, topic=topic),
+            tasks,
+            client=client,
+            address=address,
+            no_workers_s=no_workers_s,
+        ):
+            yield units[number], _finished(units[number], outcome)
+    finally:
+        with suppress(OSError, RuntimeError):  # the scheduler may have gone away
+            client.unsubscribe_topic(topic)
 
 
 def run_tasks(
@@ -155,7 +178,7 @@ def run_tasks(
             executor.shutdown(wait=False)
 
 
-def _finished(unit: Unit, outcome: RemoteOutcome | BaseException) -> UnitFacts | BaseException:
+def _finished(unit: Unit, outcome: RemoteOutcome | BaseException) -> Measured | BaseException:
     """Put what a worker returned into the local cache, or its work directory beside the others."""
     # Dask's words for a scheduler or worker that lacks a module.
     if isinstance(outcome, ImportError) or "deserializ" in str(outcome):
@@ -179,4 +202,8 @@ def _finished(unit: Unit, outcome: RemoteOutcome | BaseException) -> UnitFacts |
         return ArtifactError(f"what the worker returned {wrong}")
     except OSError as full:
         return full
-    return read_unit(unit.cache) or ArtifactError("what the worker returned cannot be read")
+    facts = read_unit(unit.cache)
+    if facts is None:
+        return ArtifactError("what the worker returned cannot be read")
+    assert outcome.cost is not None
+    return Measured(facts=facts, cost=outcome.cost)

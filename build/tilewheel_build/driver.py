@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import os
 import platform
 import shutil
-import subprocess
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tilewheel.key import Key
 from tilewheel.manifest import RUNTIME_ABI, SCHEMA_VERSION, Artifact, Library, Manifest
 from tilewheel.version import VERSION
 from tilewheel_build.backends import BACKENDS
-from tilewheel_build.cache import Cache, store
+from tilewheel_build.cache import Cache, Level, store
+from tilewheel_build.checkout import source_state
 from tilewheel_build.errors import (
     ArtifactError,
     CompilationError,
@@ -29,11 +29,12 @@ from tilewheel_build.errors import (
 )
 from tilewheel_build.fingerprint import driver_hash, fingerprint, fingerprint_inputs
 from tilewheel_build.host_compiler import MACHINES
+from tilewheel_build.measured import Cost, Measured, build_measured
 from tilewheel_build.memory import Admission
 from tilewheel_build.pool import run_units
 from tilewheel_build.process import TIMEOUT_S
 from tilewheel_build.publish import publish
-from tilewheel_build.unit import ARTIFACT, Unit, UnitFacts, build_unit, read_unit, source_name
+from tilewheel_build.unit import ARTIFACT, Unit, UnitFacts, read_unit, source_name
 from tilewheel_build.variant import Variant, limits, multiples, profiles_of
 from tilewheel_build.verified import verification_status
 
@@ -60,6 +61,15 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """What ran a unit, and from when to when, in seconds of this process's ``time.monotonic``."""
+
+    worker: str
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
     """A variant that could not be built, with the message that its worker raised."""
 
@@ -67,15 +77,23 @@ class Failure:
     message: str
     work: Path
     exit_code: int
+    span: Span | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
-    """A variant whose artifact is in the cache."""
+    """A variant whose artifact is in the cache; ``level`` had it, or it was built at ``cost``."""
 
     unit: Unit
     facts: UnitFacts
-    cached: bool
+    level: Level | None = None
+    cost: Cost | None = None
+    span: Span | None = None
+
+    @property
+    def cached(self) -> bool:
+        """Whether it was there before this build."""
+        return self.level is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,10 +107,17 @@ class BuildResult:
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 """Errors of a directory that cannot hold what is built; another one can be chosen."""
 
-Observer = Callable[[Key, str], None]
-"""Called in the driver's process with a key and ``cached``, ``built`` or ``failed``."""
+Event = Literal["started", "cached", "built", "failed"]
 
-Runner = Callable[[Sequence[Unit]], Iterator[tuple[Unit, UnitFacts | BaseException]]]
+Observer = Callable[[Key, Event], None]
+"""Called in the driver's process with a key and what became of it; one that starts ends later."""
+
+Started = Callable[[Unit, str], None]
+"""Called with a unit and the name of what runs it now; again where it has to start anew."""
+
+Outcomes = Iterator[tuple[Unit, Measured | BaseException]]
+
+Runner = Callable[[Sequence[Unit], Started], Outcomes]
 """Brings units into the local cache and gives each with its facts or its error, as they finish."""
 
 
@@ -112,10 +137,10 @@ def local_runner(jobs: int, memory_bytes: int | None = None) -> Runner:
     def fits(running: Sequence[Unit], unit: Unit) -> bool:
         return admission.fits([kind(other) for other in running], kind(unit))
 
-    def run(units: Sequence[Unit]) -> Iterator[tuple[Unit, UnitFacts | BaseException]]:
-        for unit, outcome in run_units(build_unit, units, jobs, fits):
-            if isinstance(outcome, UnitFacts):
-                admission.learn(kind(unit), outcome.peak_bytes)
+    def run(units: Sequence[Unit], started: Started) -> Outcomes:
+        for unit, outcome in run_units(build_measured, units, jobs, fits, started):
+            if isinstance(outcome, Measured):
+                admission.learn(kind(unit), outcome.facts.peak_bytes)
             yield unit, outcome
 
     return run
@@ -167,22 +192,32 @@ def build_units(
     """Bring units into the cache: ``run`` builds those that neither of its levels has."""
     built: list[Built] = []
     missing: list[Unit] = []
-    found = cache.find([unit.fingerprint for unit in units])
+    found = cache.locate([unit.fingerprint for unit in units])
     for unit in units:
-        facts = read_unit(unit.cache) if unit.fingerprint in found else None
+        level = found.get(unit.fingerprint)
+        facts = read_unit(unit.cache) if level else None
         if facts is None:
             missing.append(unit)
         else:
-            built.append(Built(unit=unit, facts=facts, cached=True))
+            built.append(Built(unit=unit, facts=facts, level=level))
             observe(unit.variant.key, "cached")
     failures: list[Failure] = []
-    for unit, outcome in run(_with_siblings(missing, cache)) if missing else ():
-        if isinstance(outcome, UnitFacts):
+    starts: dict[Key, tuple[str, float]] = {}
+
+    def started(unit: Unit, worker: str) -> None:
+        starts[unit.variant.key] = worker, time.monotonic()
+        observe(unit.variant.key, "started")
+
+    for unit, outcome in run(_with_siblings(missing, cache), started) if missing else ():
+        key = unit.variant.key
+        worker, start_s = starts.get(key, ("", 0.0))
+        span = Span(worker=worker, start_s=start_s, end_s=time.monotonic()) if worker else None
+        if isinstance(outcome, Measured):
             cache.share(unit.fingerprint)
-            built.append(Built(unit=unit, facts=outcome, cached=False))
+            built.append(Built(unit=unit, facts=outcome.facts, cost=outcome.cost, span=span))
         else:
-            failures.append(failure(unit.variant.key, unit.work, outcome))
-        observe(unit.variant.key, "built" if isinstance(outcome, UnitFacts) else "failed")
+            failures.append(replace(failure(key, unit.work, outcome), span=span))
+        observe(key, "built" if isinstance(outcome, Measured) else "failed")
     built.sort(key=lambda item: item.unit.variant.key.sort_key())
     failures.sort(key=lambda item: item.key.sort_key())
     return BuildResult(built=tuple(built), failures=tuple(failures))
@@ -359,30 +394,3 @@ def new_manifest(
         artifacts=tuple(artifacts),
         libraries=tuple(libraries),
     )
-
-
-def source_state(root: Path) -> tuple[str | None, bool | None]:
-    """Return the commit and whether tracked files differ from it; None where git knows neither."""
-
-    def git(*arguments: str) -> str | None:
-        try:
-            done = subprocess.run(
-                ["git", "-C", str(root), *arguments],
-                capture_output=True,
-                text=True,
-                check=False,
-                env={
-                    **os.environ,
-                    "GIT_OPTIONAL_LOCKS": "0",
-                    # A source tree without git, unpacked inside another repository, is not its.
-                    "GIT_CEILING_DIRECTORIES": str(root.resolve().parent),
-                },
-            )
-        except OSError:
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    commit = git("rev-parse", "HEAD")
-    if commit is None:
-        return None, None
-    return commit, bool(git("status", "--porcelain", "--untracked-files=no"))

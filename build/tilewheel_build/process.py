@@ -6,8 +6,11 @@ import os
 import shlex
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 
 from tilewheel_build.errors import CompilationError, ToolchainError
@@ -32,6 +35,29 @@ UNSEEN_VARIABLES = frozenset(
 """Variables that would change what a compiler makes, which no fingerprint sees."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolRun:
+    """One run of a compiler: the last word of its command, which is its output, and how long."""
+
+    output: str
+    seconds: float
+
+
+# Of the thread that runs a unit: a Dask worker may have several.
+_runs: ContextVar[list[ToolRun] | None] = ContextVar("runs", default=None)
+
+
+@contextmanager
+def recorded_runs() -> Iterator[list[ToolRun]]:
+    """Yield a list that gets every run of a compiler until the block ends."""
+    runs: list[ToolRun] = []
+    token = _runs.set(runs)
+    try:
+        yield runs
+    finally:
+        _runs.reset(token)
+
+
 def run_tool(
     command: Sequence[str],
     *,
@@ -47,6 +73,7 @@ def run_tool(
             code and the tail of its output.
     """
     shown = shlex.join(command)
+    started = time.perf_counter()
     try:
         process = subprocess.Popen(
             list(command),
@@ -69,6 +96,9 @@ def run_tool(
         except BaseException:
             _kill_tree(process.pid)
             raise
+    runs = _runs.get()
+    if runs is not None:
+        runs.append(ToolRun(output=command[-1], seconds=time.perf_counter() - started))
     if process.returncode != 0:
         tail = "\n".join(printed.splitlines()[-TAIL_LINES:])
         raise CompilationError(f"{shown}\nended with {process.returncode}:\n{tail}")

@@ -48,6 +48,20 @@ def publish(
             shutil.rmtree(staging, ignore_errors=True)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a file of its own; a reader sees what was there before or all of ``text``."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
 def _set_modes(directory: Path) -> None:
     """Let everyone read what is published, whatever the builder's umask is."""
     for path in (directory, *directory.rglob("*")):

@@ -23,6 +23,7 @@ from tilewheel_build.driver import unit_inputs
 from tilewheel_build.entry import EntryError, pack, read_directory, unpack
 from tilewheel_build.errors import ToolchainError
 from tilewheel_build.fingerprint import fingerprint, kernel_hashes
+from tilewheel_build.measured import Cost, measured_cost
 from tilewheel_build.unit import Unit, build_unit
 from tilewheel_build.variant import Variant
 
@@ -52,9 +53,10 @@ class RemoteUnit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteOutcome:
-    """A packed entry, or the error and the packed files of the work directory."""
+    """A packed entry and what it cost, or the error and the packed files of the work directory."""
 
     content: bytes
+    cost: Cost | None = None
     error: Exception | None = None
 
 
@@ -91,7 +93,7 @@ def build_remote_unit(unit: RemoteUnit, scratch: Path) -> RemoteOutcome:
             for name, content in unit.siblings.items():
                 store_entry(Path(place) / "siblings" / name, unpack(content))
             _check(unit, root)
-            with _kernels_of(root):
+            with _kernels_of(root), measured_cost() as cost:
                 build_unit(
                     Unit(
                         variant=unit.variant,
@@ -104,7 +106,7 @@ def build_remote_unit(unit: RemoteUnit, scratch: Path) -> RemoteOutcome:
                         siblings=tuple(Path(place) / "siblings" / name for name in unit.siblings),
                     )
                 )
-            return RemoteOutcome(content=pack(read_directory(entry)))
+            return RemoteOutcome(content=pack(read_directory(entry)), cost=cost())
         except Exception as error:
             files = {}
             with suppress(OSError):

@@ -77,6 +77,16 @@ class _Share:
         return (*self.manifest.artifacts, *self.manifest.libraries)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Merged:
+    """What was published of one build, and the directories of the shards that it was in."""
+
+    directory: Path
+    machine: str
+    manifest: Manifest
+    shards: tuple[tuple[Shard, Path], ...]
+
+
 def deal(variants: Iterable[Variant], shard: Shard) -> tuple[Variant, ...]:
     """Return the variants of a share, sorted by key.
 
@@ -137,8 +147,8 @@ def build_shard(
     return result
 
 
-def merge(directories: Sequence[Path], layout: Layout) -> list[tuple[Path, int]]:
-    """Publish the shards found below the directories; return (directory, artifacts) of each.
+def merge(directories: Sequence[Path], layout: Layout) -> list[Merged]:
+    """Publish the shards found below the directories.
 
     Raises:
         SelectionError: there are none.
@@ -160,11 +170,16 @@ def merge(directories: Sequence[Path], layout: Layout) -> list[tuple[Path, int]]
             where = f"{backend} for {machine}"
             raise ArtifactError("\n".join(f"{where}: {problem}" for problem in problems))
         artifacts = tuple(artifact for share in own for artifact in share.manifest.artifacts)
-        directory = layout.artifacts(machine) / backend
-        merged.append((directory, replace(own[0].manifest, artifacts=artifacts), _files(own)))
-    for directory, manifest, files in merged:
-        publish(directory, manifest, files)
-    return [(directory, len(manifest.artifacts)) for directory, manifest, _ in merged]
+        whole = Merged(
+            directory=layout.artifacts(machine) / backend,
+            machine=machine,
+            manifest=replace(own[0].manifest, artifacts=artifacts),
+            shards=tuple((share.shard, share.directory) for share in own),
+        )
+        merged.append((whole, _files(own)))
+    for whole, files in merged:
+        publish(whole.directory, whole.manifest, files)
+    return [whole for whole, _ in merged]
 
 
 def _read(record: Path) -> _Share:

@@ -117,7 +117,9 @@ def pack(
     artifacts = []
     failures = []
     files: dict[str, Path] = {}
-    for unit, outcome in run_units(_pack_unit, units, jobs):
+    for unit, outcome in run_units(
+        _pack_unit, units, jobs, started=lambda unit, _: observe(unit.variant.key, "started")
+    ):
         key = unit.variant.key
         observe(key, "built" if isinstance(outcome, UnitFacts) else "failed")
         if not isinstance(outcome, UnitFacts):
@@ -190,7 +192,9 @@ def finish(
     done: dict[str, Artifact] = {}
     failures = []
     files: dict[str, Path] = {}
-    for unit, outcome in run_units(_finish_unit, units, jobs):
+    for unit, outcome in run_units(
+        _finish_unit, units, jobs, started=lambda unit, _: observe(unit.key, "started")
+    ):
         observe(unit.key, "built" if isinstance(outcome, UnitFacts) else "failed")
         if not isinstance(outcome, UnitFacts):
             failures.append(failure(unit.key, unit.work, outcome))

@@ -22,6 +22,8 @@ pytest.importorskip("distributed")
 
 import cloudpickle
 
+from tilewheel_build.report import read as read_report
+
 # Workers cannot import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -159,6 +161,14 @@ def test_cluster_builds_what_this_machine_would_and_tells_what_failed(
     assert done.stderr.endswith(f"kept: {work}\n")
     assert "no_such_function" in (work / "kernel.cu").read_text()
     assert elsewhere.run("verify").returncode == 0
+    assert done.stderr.startswith("cuda: 0 of 2 from the cache, 2 to do\n")
+    report = read_report(elsewhere.out / "report.json")
+    (run,), (row,), (failed,) = report.runs, report.artifacts, report.failures
+    assert (run.executor, run.jobs, row.source) == ("dask", None, "built")
+    assert str(row.worker).startswith("tcp://127.0.0.1:")
+    assert str(failed.worker).startswith("tcp://127.0.0.1:")
+    assert 0 < (row.link_s or 0) < (row.end_s or 0) - (row.start_s or 0)
+    assert (row.cpu_s or 0) > 0
     # No cluster is needed for what it has built.
     done = elsewhere.run("build", "--only", "stage*", PATH="")
     assert "1 artifacts (1 from the cache), 0 failed" in done.stdout

@@ -83,7 +83,10 @@ def test_merged_shards_are_the_build_in_one_piece(copy: Any, count: int) -> None
     assert sorted(key for path in directories for key in keys(path)) == [PLAIN, BIASED, STAGE]
     done = copy.run("merge", str(copy.out / "shards"))
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == f"3 artifacts in {copy.artifacts}\n"
+    assert done.stdout.splitlines() == [
+        f"3 artifacts in {copy.artifacts}",
+        f"report: {copy.out}/report.html",
+    ]
     assert copy.published() == whole
 
 
@@ -158,6 +161,7 @@ def test_shards_of_two_processors_lie_side_by_side_and_are_merged_each(copy: Any
     assert set(done.stdout.splitlines()) == {
         f"3 artifacts in {copy.artifacts}",
         f"3 artifacts in {copy.out / f'artifacts-{OTHER}' / 'cuda'}",
+        f"report: {copy.out}/report.html",
     }
     assert copy.published() == whole
     assert len(keys(copy.out / f"artifacts-{OTHER}" / "cuda")) == 3

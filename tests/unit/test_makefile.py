@@ -54,6 +54,12 @@ def test_caches_cluster_and_memory_are_passed_on():
     assert built.endswith(" --cache '/a b' --remote-cache 's3://b/c' --dask 'x:1' --memory '8G'")
 
 
+def test_report_of_the_output_directory_is_written_again():
+    assert commands("report", "OUT=/tmp/an out") == [
+        ".venv/bin/python -m tilewheel_build report --out '/tmp/an out'"
+    ]
+
+
 def test_artifacts_for_another_processor_are_built_and_not_tested():
     other = "aarch64" if platform.machine() == "x86_64" else "x86_64"
     (built,) = commands("build", f"CPU={other}")
@@ -128,6 +134,9 @@ def test_wheels_are_made_for_both_processors_and_checked():
     assert " --profile 'release' " in made
     assert checked == ".venv/bin/python wheels/check_wheel.py '/tmp/a dist'"
     assert commands("index") == [".venv/bin/python wheels/make_index.py 'dist'"]
+    cached, _ = commands("wheel", "CACHE=/a b", "REMOTE_CACHE=s3://b/c")
+    assert " --cache '/a b' --remote-cache 's3://b/c' --machines " in cached
+    assert "cache" not in made
     assert commands("gpu-bundle", "OUT=/tmp/o") == [
         ".venv/bin/python wheels/gpu_bundle.py --out '/tmp/o'"
     ]

@@ -15,6 +15,7 @@ import pytest
 
 from tilewheel.manifest import Launch, Resources
 from tilewheel_build import driver
+from tilewheel_build.measured import Cost, Measured
 from tilewheel_build.memory import (
     EXPECTED_BYTES,
     Admission,
@@ -176,13 +177,38 @@ def test_local_runner_admits_by_what_the_operator_took_before(
     small, others = unit("small"), [unit("other"), unit("small", "sibling")]
     answers: list[bool] = []
 
-    def pool(function: object, units: object, jobs: int, admit: Any) -> Any:
+    measured = Measured(facts=facts, cost=Cost(cpu_s=1.0, link_s=0.0, is_link_only=False))
+
+    def pool(function: object, units: object, jobs: int, admit: Any, started: Any) -> Any:
         assert jobs == 3
         answers.append(admit([small], small))
-        yield small, facts
+        started(small, "1")
+        yield small, measured
         answers.extend((admit([small], small), admit([small] * 2, small)))
         answers.extend(admit([small], other) for other in others)
 
     monkeypatch.setattr(driver, "run_units", pool)
-    assert list(driver.local_runner(3, 200 * MIB)([small])) == [(small, facts)]
+    starts: list[object] = []
+    run = driver.local_runner(3, 200 * MIB)
+    assert list(run([small], lambda *start: starts.append(start))) == [(small, measured)]
+    assert starts == [(small, "1")]
     assert answers == [False, True, False, False, False]
+
+
+def wait_until_marked(place: Path) -> None:
+    """Wait for another unit to make a mark, or make one."""
+    if place.name == "first":
+        while not (place.parent / "mark").exists():
+            time.sleep(0.01)
+    else:
+        place.touch()
+
+
+def test_each_unit_starts_in_the_first_place_that_is_free(tmp_path: Path) -> None:
+    units = [tmp_path / "first", tmp_path / "second", tmp_path / "mark"]
+    starts: list[tuple[str, str]] = []
+    found = run_units(
+        wait_until_marked, units, 2, started=lambda unit, worker: starts.append((unit.name, worker))
+    )
+    assert {outcome for _, outcome in found} == {None}
+    assert starts == [("first", "1"), ("second", "2"), ("mark", "2")]

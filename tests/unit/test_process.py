@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tilewheel_build.errors import CompilationError, ToolchainError
-from tilewheel_build.process import run_tool
+from tilewheel_build.process import recorded_runs, run_tool
 
 
 def run(script: str, folder: Path, timeout_s: float = 60) -> str:
@@ -32,6 +32,16 @@ def test_failure_has_the_command_the_code_and_the_tail_of_the_output(tmp_path: P
     assert command == (f"{sys.executable} -c '[print(i) for i in range(100)]; raise SystemExit(3)'")
     assert code == "ended with 3:"
     assert tail == [str(i) for i in range(70, 100)]
+
+
+def test_runs_are_recorded_while_someone_asks_for_it(tmp_path: Path) -> None:
+    run_tool(["touch", "a"], cwd=tmp_path)
+    with recorded_runs() as runs:
+        run_tool(["sleep", "0.2"], cwd=tmp_path)
+        run_tool(["touch", "b"], cwd=tmp_path)
+    run_tool(["touch", "c"], cwd=tmp_path)
+    assert [item.output for item in runs] == ["0.2", "b"]
+    assert runs[0].seconds >= 0.2
 
 
 def test_tool_that_a_signal_ends_fails(tmp_path: Path) -> None:

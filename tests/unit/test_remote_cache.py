@@ -69,6 +69,8 @@ def test_what_one_machine_built_another_finds(
     cache: Callable[[str], Cache], shared: tuple[Any, str], warnings: list[str]
 ) -> None:
     another = cache("another")
+    assert another.locate([A, B]) == {A: "remote"}
+    assert another.locate([A, B]) == {A: "local"}
     assert another.find([A, B]) == {A}
     assert (another.path(A) / "artifact.so").read_bytes() == FILES["artifact.so"]
     assert Cache(directory=another.directory).find([A, B]) == {A}

@@ -205,6 +205,18 @@ def test_make_wheels_reports_what_it_cannot_do(tmp_path: Path) -> None:
     assert not (tmp_path / "dist").exists()
 
 
+def test_caches_reach_the_build() -> None:
+    import make_wheels
+    from distributions import of_target
+
+    options = make_wheels._parser().parse_args(["--cache", "/a b", "--remote-cache", "s3://b/c"])
+    command = make_wheels.build_command(options, "x86_64", [of_target("cuda")])
+    assert command[-4:] == ["--cache", "/a b", "--remote-cache", "s3://b/c"]
+    options = make_wheels._parser().parse_args([])
+    plain = make_wheels.build_command(options, "x86_64", [of_target("cuda")])
+    assert not [word for word in plain if "cache" in word]
+
+
 def test_build_that_fails_is_reported_with_its_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, needs_tools: None
 ) -> None:
