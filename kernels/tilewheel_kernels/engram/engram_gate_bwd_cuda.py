@@ -30,8 +30,9 @@ from typing import TYPE_CHECKING
 import tilelang.language as T
 
 from tilewheel_kernels.engram.backward_cuda import (
+    add_products,
     add_to_grad_v,
-    few_parts,
+    by_streams,
     gradients,
     load_weights,
     store_grad_v,
@@ -42,12 +43,11 @@ from tilewheel_kernels.engram.columns_cuda import (
     WARP,
     commit_async,
     copy_async,
-    element,
-    fma,
     from_stream,
     gradient_factors,
     load_saved,
     shared_bytes,
+    store_zeros,
     sum_over_block,
     wait_async,
 )
@@ -82,13 +82,6 @@ def engram_gate_bwd(*, hidden: int | None) -> "PrimFunc":
     ):
         return generic(hidden)
     return _pipelined(hidden, columns)
-
-
-@T.macro
-def _add_products(values_local, g_words, v_words, stream):  # type: ignore[no-untyped-def]
-    """Add a column of a stream to its sum of g * v."""
-    for i in T.unroll(COLUMN):
-        values_local[stream] = fma(element(g_words, i), element(v_words, i), values_local[stream])
 
 
 def _pipelined(hidden: int, columns: int) -> "PrimFunc":
@@ -127,7 +120,10 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
         num_sms: T.int32,
     ):
         with T.Kernel(
-            T.max(num_parts, T.min(num_parts * STREAMS, num_sms * blocks_per_sm)), threads=threads
+            T.Select(
+                num_parts * STREAMS <= num_sms * blocks_per_sm, num_parts * STREAMS, num_parts
+            ),
+            threads=threads,
         ) as part:
             T.annotate_min_blocks_per_sm(blocks_per_sm)
             thread = T.get_thread_binding()
@@ -158,33 +154,19 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
             num_steps = T.alloc_var("int32", init=0)
             T.pdl_sync()
             if num_parts * STREAMS <= num_sms * blocks_per_sm:
-                few_parts(
+                by_streams(
                     (grad_out, x, kv, weight_fused),
                     (grad_x, grad_kv, grad_w_partial),
                     (dot, gate, rstd_x, rstd_k),
                     image_token_mask,
                     partial_shared,
-                    part // STREAMS,
-                    part % STREAMS,
+                    part,
                     thread,
-                    (1, columns, threads, hidden, num_tokens, num_masked, num_parts),
+                    (columns, threads, hidden, True),
+                    (num_tokens, num_masked, num_parts),
                     clamp_value,
                 )
-            elif num_parts * 2 <= num_sms * blocks_per_sm:
-                if part // 2 < num_parts:
-                    few_parts(
-                        (grad_out, x, kv, weight_fused),
-                        (grad_x, grad_kv, grad_w_partial),
-                        (dot, gate, rstd_x, rstd_k),
-                        image_token_mask,
-                        partial_shared,
-                        part // 2,
-                        part % 2,
-                        thread,
-                        (2, columns, threads, hidden, num_tokens, num_masked, num_parts),
-                        clamp_value,
-                    )
-            elif part < num_parts:
+            else:
                 for i in T.unroll(STREAMS * columns * COLUMN):
                     sums_local[i] = T.float32(0.0)
 
@@ -251,7 +233,7 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
                         for m in T.unroll(STREAMS):
                             slot = value + 1 + T.truncmod(step * STREAMS + m, g_slots)
                             g_words[T.Ramp(0, 1, 4)] = T.lds128(ring_shared[slot, c, thread, 0])
-                            _add_products(values_local, g_words, v_words, m)
+                            add_products(values_local, g_words, v_words, m, (0, 0))
                             add_to_grad_v(grad_v_local, g_words, gate_local[m], 0)
                         if has_next:
                             copy_async(
@@ -308,8 +290,7 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
                                     )
                             if is_masked:
                                 T.stg128(grad_x[token, m, channel], g_words[T.Ramp(0, 1, 4)])
-                                for i in T.vectorized(COLUMN):
-                                    grad_kv[token, m, channel + i] = T.cast(0.0, "bfloat16")
+                                store_zeros(grad_kv, token, m, channel)
                             else:
                                 if keeps_weights:
                                     for half in T.unroll(2):
@@ -322,7 +303,7 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
                                     (g_words, x_words, k_words),
                                     w_local,
                                     factor_local,
-                                    (0, (m * columns + c) * COLUMN, 0),
+                                    (0, 0, 0, (m * columns + c) * COLUMN, 0),
                                 )
                             if not keeps_weights and m * columns + c + 1 < STREAMS * columns:
                                 # The next column's, ahead of the stores and the wait.
