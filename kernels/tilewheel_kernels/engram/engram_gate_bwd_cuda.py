@@ -12,9 +12,9 @@ Block p is part p and walks over the tokens p, p + num_parts, ...: a thread owns
 (columns_cuda.py) of all streams and keeps their sums of a * x * k in registers to the end. Copies
 of the next token to shared memory start as soon as this one's values have been read, and no other
 thread reads them, so that they need no barrier. g is read twice from there: kept in registers
-beside the sums it would spill. With so few parts that several blocks a part fit, each takes one or
-two streams, from memory without a ring (backward_cuda.py). With hidden at run time, or where shared
-memory is too small, see generic_bwd_cuda.py.
+beside the sums it would spill. With so few parts that four blocks a part fit, each takes one
+stream, without a ring (backward_cuda.py). With hidden at run time, or where shared memory is too
+small, see generic_bwd_cuda.py.
 On-chip: 28 * hidden bytes of g, x and kv in shared memory (30 above 5120), 16 * hidden of weights
 if they fit; registers of a thread: 32 words of sums for each of its columns.
 Parameters: hidden a multiple of 256 (or of 512 above 5120) for the ring, of 64 otherwise.

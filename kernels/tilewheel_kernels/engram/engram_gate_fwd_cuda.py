@@ -5,12 +5,12 @@
     gate = sigmoid(copysign(sqrt(max(|z|, clamp_value)), z))
     out = x + gate * v
 
-With more tokens than blocks fit, num_sms * blocks_per_sm blocks stay and walk over the tokens: a
-thread owns columns (columns_cuda.py) of all streams, so that v is read once; copies of the next
-token to shared memory start as soon as this one's values are in registers, and no other thread
-reads them, so that they need no barrier. With fewer tokens a block takes one token, or one or two
-streams of it, from memory without a ring (forward_cuda.py). With hidden at run time, or where
-shared memory is too small, see generic_fwd_cuda.py.
+With many tokens num_sms * blocks_per_sm blocks stay and walk over them: a thread owns columns
+(columns_cuda.py) of all streams, so that v is read once; copies of the next token to shared memory
+start as soon as this one's values are in registers, and no other thread reads them, so that they
+need no barrier. With so few tokens a block that starting this costs more than it hides, a block
+walks over them with one stream of each (forward_cuda.py). With hidden at run time, or where shared
+memory is too small, see generic_fwd_cuda.py.
 On-chip: 18 * hidden bytes of x and kv in shared memory, 16 * hidden of weights above 2560 if they
 fit; registers 10 * columns words of data.
 Parameters: hidden a multiple of 256 (or of 512 above 5120) for the ring, of 64 otherwise.
@@ -59,7 +59,8 @@ PASS_CONFIGS: dict[str, object] = {
 _MAX_ONE_COLUMN = 5120
 _MAX_CACHED_WEIGHTS = 2560
 _SCRATCH_BYTES = 4096
-_STREAMS_UP_TO = 1
+# Up to how many tokens for each block a block with one stream is faster than the ring, as measured.
+_STREAMS_UP_TO = {2048: 4, 2560: 4, 4096: 4, 5120: 4, 7168: 4}
 
 
 def engram_gate_fwd(*, hidden: int | None) -> "PrimFunc":
@@ -88,6 +89,7 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
     )
     on_chip = ring_bytes + 16 * hidden * keeps_weights + _SCRATCH_BYTES
     blocks_per_sm = max(1, min(shared_bytes() // on_chip, 1024 // threads, 3))
+    most_tokens = _STREAMS_UP_TO.get(hidden, 4)
     value = 2 * STREAMS  # the ring's slots: x of the streams, k of the streams, v
     num_tokens = T.dynamic("num_tokens")
     num_masked = T.dynamic("num_masked")
@@ -131,7 +133,7 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
             is_masked = T.alloc_var("bool", init=False)
             is_next_masked = T.alloc_var("bool", init=False)
             T.pdl_sync()
-            if num_tokens <= slots * _STREAMS_UP_TO:
+            if num_tokens <= slots * most_tokens:
                 if block // STREAMS < walkers:
                     by_streams(
                         (x, kv, weight_fused, out),

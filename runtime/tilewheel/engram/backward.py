@@ -21,8 +21,10 @@ from tilewheel.reference.engram import STREAMS
 
 _SAVED = ("dot", "gate", "rstd_x", "rstd_k")
 _MAX_PARTS = 65536
-# Two blocks of the CUDA kernels share a multiprocessor up to this hidden.
-_MAX_HIDDEN_OF_TWO_BLOCKS = 2560
+# Of the CUDA kernels that copy through shared memory, by hidden: blocks on a multiprocessor, and
+# from how many tokens a block on a part for each block is faster than for each four, as measured.
+# The kernel for any other hidden has two blocks, each with one stream of a part.
+_RINGS = {2048: (2, 4), 2560: (2, 4), 4096: (1, 4), 5120: (1, 4), 7168: (1, 4)}
 
 
 def engram_gate_bwd(
@@ -68,8 +70,8 @@ def engram_gate_bwd(
         clamp_value: as in ``engram_gate_fwd``, a positive float32.
         image_token_mask: as in ``engram_gate_fwd``: a masked token's grad_x is its grad_out, its
             grad_kv is 0, and it does not count in grad_w_partial, whatever its other values are.
-        num_parts: how many partial sums, 1 to 65536. Each is one block on CUDA; None chooses what
-            fills the device, and not more than num_tokens.
+        num_parts: how many partial sums, 1 to 65536. Each is one block on CUDA, or four if that
+            many fit at once; None chooses what fills the device, and not more than num_tokens.
 
     Returns:
         (grad_x, grad_kv, grad_w_partial): as ``x``; as ``kv``; [num_parts, 4, hidden] float32,
@@ -149,11 +151,16 @@ def _active_cores(device: Any) -> int:
 
 def _num_parts(x: Tensor) -> int:
     """Return what fills the device and is at least 1 and at most the number of tokens."""
-    device, hidden = x.device, x.shape[2]
-    blocks = 2 if device.type == "cuda" and hidden <= _MAX_HIDDEN_OF_TWO_BLOCKS else 1
-    most = blocks * _active_cores(device)
-    # These two keep a traced number of tokens symbolic.
-    return torch.sym_max(1, torch.sym_min(x.shape[0], most))  # type: ignore[no-any-return]
+    num_tokens, most = x.shape[0], _active_cores(x.device)
+    if x.device.type == "cuda":
+        per_core, least_tokens = _RINGS.get(int(x.shape[2]), (2, 0))
+        blocks = most * per_core
+        most = max(1, blocks // STREAMS)
+        if least_tokens:
+            is_many = torch.sym_min(1, num_tokens // (blocks * least_tokens))
+            most = most + (blocks - most) * is_many
+    # These keep a traced number of tokens symbolic.
+    return torch.sym_max(1, torch.sym_min(num_tokens, most))  # type: ignore[no-any-return]
 
 
 def _parts(x: Tensor, num_parts: int | None) -> int:
