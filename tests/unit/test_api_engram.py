@@ -342,12 +342,14 @@ def on_cuda(num_tokens, hidden):
         (5120, 33, 33),
         # A block for each stream of a part, until blocks have enough tokens for the ring.
         (5120, 34, 33),
-        (5120, 527, 33),
-        (5120, 528, 132),
+        (5120, 1055, 33),
+        (5120, 1056, 132),
         (5120, 100_000, 132),
         (2560, 100, 66),
-        (2560, 1055, 66),
-        (2560, 1056, 264),
+        (2560, 2111, 66),
+        (2560, 2112, 264),
+        (7168, 263, 33),
+        (7168, 264, 132),
         # The kernel for any hidden has no ring.
         (3072, 65, 65),
         (3072, 100_000, 66),
@@ -376,6 +378,6 @@ def test_the_number_of_parts_of_a_traced_number_of_tokens_is_symbolic(monkeypatc
     assert isinstance(parts, torch.SymInt)
     # No guard on the number of tokens: one graph serves them all.
     assert not shapes.guards
-    for value in (2, 66, 527, 528, 5000):
+    for value in (2, 66, 1055, 1056, 5000):
         expected = backward._num_parts(on_cuda(value, hidden))
         assert parts.node.expr.subs({symbol: value}) == expected

@@ -15,8 +15,8 @@ thread reads them, so that they need no barrier. g is read twice from there: kep
 beside the sums it would spill. With so few parts that four blocks a part fit, each takes one
 stream, without a ring (backward_cuda.py). With hidden at run time, or where shared memory is too
 small, see generic_bwd_cuda.py.
-On-chip: 28 * hidden bytes of g, x and kv in shared memory (30 above 5120), 16 * hidden of weights
-if they fit; registers of a thread: 32 words of sums for each of its columns.
+On-chip: 28 * hidden bytes of g, x and kv in shared memory (30 above 5120), 16 * hidden of weights,
+or those of one column, if they fit; registers of a thread: 32 words of sums for each column.
 Parameters: hidden a multiple of 256 (or of 512 above 5120) for the ring, of 64 otherwise.
 Numerics: fp32 sums in a fixed order; grad_x and grad_kv rounded once, and a token's do not depend
 on others nor on num_parts.
@@ -94,7 +94,10 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
     value, g_slots = 2 * STREAMS, STREAMS + early
     ring_bytes = 2 * (value + 1 + g_slots) * hidden
     keeps_weights = ring_bytes + 16 * hidden + _SCRATCH_BYTES <= shared_bytes()
-    on_chip = ring_bytes + 16 * hidden * keeps_weights + _SCRATCH_BYTES
+    # Otherwise those of the first column: loaded ahead they would wait for the sum over the block.
+    keeps_first = not keeps_weights and ring_bytes + 32 * threads + _SCRATCH_BYTES <= shared_bytes()
+    kept = (STREAMS, columns) if keeps_weights else (1, 1)  # streams, columns
+    on_chip = ring_bytes + 16 * hidden * keeps_weights + 32 * threads * keeps_first + _SCRATCH_BYTES
     blocks_per_sm = max(1, min(shared_bytes() // on_chip, 2))
     # Groups of copies: v and early g, then x, k and late g of each stream and column.
     pending = STREAMS * columns
@@ -129,8 +132,8 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
             thread = T.get_thread_binding()
             lane_stream = thread % WARP // (WARP // STREAMS)
             ring_shared = T.alloc_shared((value + 1 + g_slots, columns, threads, 4), "uint32")
-            if keeps_weights:
-                w_shared = T.alloc_shared((STREAMS, columns, 2, threads, 4), "float32")
+            if keeps_weights or keeps_first:
+                w_shared = T.alloc_shared((*kept, 2, threads, 4), "float32")
             partial_shared = T.alloc_shared((2, 1, STREAMS, warps), "float32")
             g_words = T.alloc_local((4,), "uint32")
             v_words = T.alloc_local((4,), "uint32")
@@ -192,7 +195,7 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
                                     ring_shared[value + 1 + early + m, c, thread, 0],
                                     grad_out[token, early + m, channel],
                                 )
-                            if keeps_weights:
+                            if keeps_weights or (keeps_first and m + c == 0):
                                 for half in T.unroll(2):
                                     copy_async(
                                         w_shared[m, c, half, thread, 0],
@@ -247,7 +250,7 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
                                 )
                         store_grad_v(grad_kv, grad_v_local, token, channel, is_masked)
                     commit_async()
-                    if not keeps_weights:
+                    if not keeps_weights and not keeps_first:
                         load_weights(w_local, weight_fused, 0, thread * COLUMN)
                     sum_over_block(
                         total_local,
@@ -292,7 +295,7 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
                                 T.stg128(grad_x[token, m, channel], g_words[T.Ramp(0, 1, 4)])
                                 store_zeros(grad_kv, token, m, channel)
                             else:
-                                if keeps_weights:
+                                if keeps_weights or (keeps_first and m + c == 0):
                                     for half in T.unroll(2):
                                         for e in T.vectorized(4):
                                             w_local[half * 4 + e] = w_shared[m, c, half, thread, e]

@@ -60,7 +60,7 @@ _MAX_ONE_COLUMN = 5120
 _MAX_CACHED_WEIGHTS = 2560
 _SCRATCH_BYTES = 4096
 # Up to how many tokens for each block a block with one stream is faster than the ring, as measured.
-_STREAMS_UP_TO = {2048: 4, 2560: 4, 4096: 4, 5120: 4, 7168: 4}
+_STREAMS_UP_TO = {2048: 2, 2560: 16, 4096: 4, 5120: 8, 7168: 4}
 
 
 def engram_gate_fwd(*, hidden: int | None) -> "PrimFunc":
@@ -146,6 +146,7 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
                         (columns, threads, hidden, True),
                         (num_tokens, num_masked, num_saved),
                         (eps, clamp_value),
+                        True,
                     )
             else:
                 # load: the weights and the first token

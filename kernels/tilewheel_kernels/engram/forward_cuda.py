@@ -80,30 +80,9 @@ def _load(words, tensors, token, stream, thread, shape):  # type: ignore[no-unty
 
 
 @T.macro
-def by_streams(  # type: ignore[no-untyped-def]
-    tensors, saved, mask, partial_shared, block, walkers, thread, shape, sizes, constants
-):
-    """Walk over tokens with one stream of each a block, from memory.
-
-    The next token's columns are loaded into registers while the block works on this one, and the
-    weights stay there. ``tensors`` are x, kv, weight_fused and out, ``walkers`` how many blocks a
-    stream has, ``shape`` how many columns a thread has, threads, channels, and whether these are
-    all of the threads' columns, ``sizes`` tokens, masked tokens and tokens to save, ``constants``
-    eps and clamp_value.
-    """
+def _load_weights(w_local, tensors, stream, thread, shape):  # type: ignore[no-untyped-def]
+    """Load the weights of a thread's columns, or zeros behind the last column."""
     columns, threads, hidden, is_whole = shape
-    num_tokens, num_masked, num_saved = sizes
-    words = T.alloc_local((columns * 12,), "uint32")
-    next_words = T.alloc_local((columns * 12,), "uint32")
-    w_local = T.alloc_local((columns * COLUMN,), "float32")
-    out_local = T.alloc_local((COLUMN,), "bfloat16")
-    values_local = T.alloc_local((3,), "float32")
-    sums_local = T.alloc_local((3,), "float32")
-    gate_local = T.alloc_local((2,), "float32")
-    mask_local = T.alloc_local((2,), "int32")
-    stream = block % STREAMS
-    first = block // STREAMS
-    # load: the weights and the first token
     for c in T.unroll(columns):
         channel = (c * threads + thread) * COLUMN
         if not is_whole:
@@ -113,21 +92,59 @@ def by_streams(  # type: ignore[no-untyped-def]
             for half in T.unroll(2):
                 for e in T.vectorized(4):
                     w_local[c * COLUMN + half * 4 + e] = tensors[2][stream, channel + half * 4 + e]
-    _load(next_words, tensors, T.cast(first, "int64"), stream, thread, shape)
+
+
+@T.macro
+def by_streams(  # type: ignore[no-untyped-def]
+    tensors, saved, mask, partial_shared, block, walkers, thread, shape, sizes, constants, is_ahead
+):
+    """Walk over tokens with one stream of each a block, from memory.
+
+    The next token's columns are loaded into registers while the block works on this one, and the
+    weights stay there, if the kernel ``is_ahead``; otherwise other blocks hide the wait.
+    ``tensors`` are x, kv, weight_fused and out, ``walkers`` how many blocks a stream has, ``shape``
+    how many columns a thread has, threads, channels, and whether these are all of the threads'
+    columns, ``sizes`` tokens, masked tokens and tokens to save, ``constants`` eps and clamp_value.
+    """
+    columns, threads, hidden, is_whole = shape
+    num_tokens, num_masked, num_saved = sizes
+    words = T.alloc_local((columns * 12,), "uint32")
+    if is_ahead:
+        next_words = T.alloc_local((columns * 12,), "uint32")
+    w_local = T.alloc_local((columns * COLUMN,), "float32")
+    out_local = T.alloc_local((COLUMN,), "bfloat16")
+    values_local = T.alloc_local((3,), "float32")
+    sums_local = T.alloc_local((3,), "float32")
+    gate_local = T.alloc_local((2,), "float32")
+    mask_local = T.alloc_local((2,), "int32")
+    stream = block % STREAMS
+    first = block // STREAMS
     mask_local[1] = 0
-    if num_masked > 0:
-        mask_local[1] = T.cast(mask[first], "int32")
+    if is_ahead:
+        # load: the weights and the first token
+        _load_weights(w_local, tensors, stream, thread, shape)
+        _load(next_words, tensors, T.cast(first, "int64"), stream, thread, shape)
+        if num_masked > 0:
+            mask_local[1] = T.cast(mask[first], "int32")
 
     for step in T.unroll(T.truncdiv(num_tokens - 1 - first, walkers) + 1, unroll_factor=1):
         token = T.cast(first, "int64") + T.cast(step, "int64") * T.cast(walkers, "int64")
         next_token = token + T.cast(walkers, "int64")
-        for i in T.unroll(columns * 12):
-            words[i] = next_words[i]
-        mask_local[0] = mask_local[1]
-        if next_token < T.cast(num_tokens, "int64"):
-            _load(next_words, tensors, next_token, stream, thread, shape)
+        if is_ahead:
+            for i in T.unroll(columns * 12):
+                words[i] = next_words[i]
+            mask_local[0] = mask_local[1]
+            if next_token < T.cast(num_tokens, "int64"):
+                _load(next_words, tensors, next_token, stream, thread, shape)
+                if num_masked > 0:
+                    mask_local[1] = T.cast(mask[next_token], "int32")
+        else:
+            # load
+            _load(words, tensors, token, stream, thread, shape)
+            mask_local[0] = 0
             if num_masked > 0:
-                mask_local[1] = T.cast(mask[next_token], "int32")
+                mask_local[0] = T.cast(mask[token], "int32")
+            _load_weights(w_local, tensors, stream, thread, shape)
 
         # compute
         for i in T.unroll(3):

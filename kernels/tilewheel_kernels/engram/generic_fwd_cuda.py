@@ -1,7 +1,9 @@
 """engram_gate_fwd, CUDA, for any hidden: see engram_gate_fwd_cuda.py for the mathematics.
 
 A block walks over tokens with one stream of each. Up to 3072 channels a thread has one column of it
-(forward_cuda.py), above several, and reads x and v a second time, from the cache.
+and loads the next token ahead; up to 6144 it has two, for which registers of three blocks a
+multiprocessor do not suffice (forward_cuda.py). Above it has several, and reads x and v a second
+time, from the cache.
 On-chip: less than 1 KB of shared memory for sums.
 Parameters: hidden a multiple of 64.
 Source: original.
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from tvm.tirx import PrimFunc
 
 _THREADS = 384
-_BLOCKS = 2  # a multiprocessor
+_BLOCKS = 3  # a multiprocessor
 
 
 @T.macro
@@ -139,6 +141,21 @@ def generic(hidden: int | None) -> "PrimFunc":
                         (1, _THREADS, size, False),
                         (num_tokens, num_masked, num_saved),
                         (eps, clamp_value),
+                        True,
+                    )
+                elif size <= 2 * _THREADS * COLUMN:
+                    by_streams(
+                        (x, kv, weight_fused, out),
+                        (dot, gate, rstd_x, rstd_k),
+                        image_token_mask,
+                        partial_shared,
+                        block,
+                        walkers,
+                        thread,
+                        (2, _THREADS, size, False),
+                        (num_tokens, num_masked, num_saved),
+                        (eps, clamp_value),
+                        False,
                     )
                 else:
                     _many_columns(

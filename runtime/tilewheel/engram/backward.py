@@ -24,7 +24,7 @@ _MAX_PARTS = 65536
 # Of the CUDA kernels that copy through shared memory, by hidden: blocks on a multiprocessor, and
 # from how many tokens a block on a part for each block is faster than for each four, as measured.
 # The kernel for any other hidden has two blocks, each with one stream of a part.
-_RINGS = {2048: (2, 4), 2560: (2, 4), 4096: (1, 4), 5120: (1, 4), 7168: (1, 4)}
+_RINGS = {2048: (2, 16), 2560: (2, 8), 4096: (1, 32), 5120: (1, 8), 7168: (1, 2)}
 
 
 def engram_gate_bwd(
