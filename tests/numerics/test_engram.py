@@ -12,7 +12,7 @@ from tilewheel import compare
 
 EPS = 1e-6
 CLAMP_VALUE = 1e-6
-HIDDENS = [64, 576, 2048, 2560, 4096, 5120, 7168, 7232, 16384]
+HIDDENS = [64, 576, 2048, 2560, 4096, 4608, 5120, 7168, 7232, 16384]
 
 # How near a result must be to the reference in float64: absolute, relative, and why.
 TOLERANCES = {

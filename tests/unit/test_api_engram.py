@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import types
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from torch._dynamo.source import ConstantSource
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 import tilewheel as tw
 from tilewheel import compare
+from tilewheel.engram import backward
+from tilewheel_build.spec import load_specs
+
+ROOT = Path(__file__).resolve().parents[2]
 
 HIDDEN = 64
 EPS = CLAMP = 1e-6
@@ -318,3 +327,57 @@ def test_out_of_fused_weight():
         weight = out.view(torch.bfloat16).view(-1)[: 4 * HIDDEN].view(4, HIDDEN)
         said = message_of("fused_weight", ValueError, out=out, **{name: weight})
         assert said == f"out: shares memory with {name}, must not"
+
+
+def on_cuda(num_tokens, hidden):
+    """Return what has the shape and device of x, without a device."""
+    return types.SimpleNamespace(device=torch.device("cuda:0"), shape=(num_tokens, 4, hidden))
+
+
+@pytest.mark.parametrize(
+    ("hidden", "num_tokens", "num_parts"),
+    [
+        (5120, 0, 1),
+        (5120, 1, 1),
+        (5120, 33, 33),
+        # A block for each stream of a part, until blocks have enough tokens for the ring.
+        (5120, 34, 33),
+        (5120, 1055, 33),
+        (5120, 1056, 132),
+        (5120, 100_000, 132),
+        (2560, 100, 66),
+        (2560, 2111, 66),
+        (2560, 2112, 264),
+        (7168, 263, 33),
+        (7168, 264, 132),
+        # The kernel for any hidden has no ring.
+        (3072, 65, 65),
+        (3072, 100_000, 66),
+    ],
+)
+def test_what_number_of_parts_fills_the_device(monkeypatch, hidden, num_tokens, num_parts):
+    monkeypatch.setattr(backward, "_active_cores", lambda device: 132)
+    assert backward._num_parts(on_cuda(num_tokens, hidden)) == num_parts
+
+
+def test_the_ring_is_expected_of_the_hiddens_with_a_kernel_of_their_own():
+    specs = {spec.operator: spec for spec in load_specs(ROOT)}
+    points = specs["engram_gate_bwd"].points
+    assert {dict(point)["hidden"] for point in points} == {*backward._RINGS, "any"}
+
+
+@pytest.mark.parametrize("hidden", [3072, 5120])
+def test_the_number_of_parts_of_a_traced_number_of_tokens_is_symbolic(monkeypatch, hidden):
+    monkeypatch.setattr(backward, "_active_cores", lambda device: 132)
+    shapes = ShapeEnv()
+    symbol = shapes.create_symbol(
+        700, source=ConstantSource("num_tokens"), dynamic_dim=DimDynamic.DYNAMIC
+    )
+    num_tokens = shapes.create_symintnode(symbol, hint=700)
+    parts = backward._num_parts(on_cuda(num_tokens, hidden))
+    assert isinstance(parts, torch.SymInt)
+    # No guard on the number of tokens: one graph serves them all.
+    assert not shapes.guards
+    for value in (2, 66, 1055, 1056, 5000):
+        expected = backward._num_parts(on_cuda(value, hidden))
+        assert parts.node.expr.subs({symbol: value}) == expected

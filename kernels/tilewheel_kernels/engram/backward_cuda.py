@@ -12,9 +12,10 @@ from tilewheel_kernels.engram.columns_cuda import (
     element,
     element_again,
     fma,
-    from_stream,
     gradient_factors,
     load_saved,
+    store_column,
+    store_zeros,
     sum_over_block,
 )
 
@@ -26,19 +27,20 @@ def gradients(  # type: ignore[no-untyped-def]
     """Gradients of a column of a stream; adds to the sums of the weight's gradient.
 
     ``words`` are those of g, x and k, ``factors`` are (a, b_x, b_k), and ``offsets`` the column's
-    first element in g, in the sums, and in x and k.
+    first element in g, x, k, the sums and the weights.
     """
     for i in T.unroll(COLUMN):
-        x = element(words[1], offsets[2] + i)
+        x = element(words[1], offsets[1] + i)
         k = element(words[2], offsets[2] + i)
+        w = w_local[offsets[4] + i]
         a_x = factors[0] * x
         a_k = factors[0] * k
         b_x = factors[1] * x
         g = element_again(words[0], offsets[0] + i)
-        grad_x_local[i] = T.cast(fma(a_k, w_local[i], g - b_x), "bfloat16")
+        grad_x_local[i] = T.cast(fma(a_k, w, g - b_x), "bfloat16")
         b_k = factors[2] * k
-        grad_k_local[i] = T.cast(fma(a_x, w_local[i], -b_k), "bfloat16")
-        sums_local[offsets[1] + i] = fma(a_x, k, sums_local[offsets[1] + i])
+        grad_k_local[i] = T.cast(fma(a_x, w, -b_k), "bfloat16")
+        sums_local[offsets[3] + i] = fma(a_x, k, sums_local[offsets[3] + i])
 
 
 @T.macro
@@ -64,133 +66,167 @@ def store_grad_v(grad_kv, grad_v_local, token, channel, is_masked):  # type: ign
         grad_local[i] = T.cast(
             T.if_then_else(is_masked, T.float32(0.0), grad_v_local[i]), "bfloat16"
         )
-    for i in T.vectorized(COLUMN):
+    store_column(grad_kv, token, STREAMS, channel, grad_local)
+
+
+@T.macro
+def add_products(values_local, g_words, v_words, stream, offsets):  # type: ignore[no-untyped-def]
+    """Add a column of a stream to its sum of g * v; ``offsets`` are its first elements."""
+    for i in T.unroll(COLUMN):
+        values_local[stream] = fma(
+            element(g_words, offsets[0] + i), element(v_words, offsets[1] + i), values_local[stream]
+        )
+
+
+@T.macro
+def _load(words, numbers_local, tensors, saved, token, stream, thread, shape):  # type: ignore[no-untyped-def]
+    """Load a thread's columns of g, x, k and v, and its share of g for a quarter of grad_v.
+
+    Of that, each column's thread makes two channels. ``numbers_local`` gets the stream's saved
+    numbers and, in lane i, the gate of stream i % 4.
+    """
+    columns, threads, hidden, is_whole = shape
+    for c in T.unroll(columns):
+        column = c * threads + thread
+        channel = column * COLUMN
+        if not is_whole:
+            for i in T.unroll(20):
+                words[c * 20 + i] = T.uint32(0)
+        if is_whole or channel < hidden:
+            words[T.Ramp(c * 20 + 12, 1, 4)] = T.ldg128(tensors[2][token, STREAMS, channel])
+            words[T.Ramp(c * 20, 1, 4)] = T.ldg128(tensors[0][token, stream, channel])
+            for m in T.unroll(STREAMS):
+                words[c * 20 + 16 + m] = T.ldg32(
+                    tensors[0][token, m, 2 * (stream * (hidden // COLUMN) + column)]
+                )
+            words[T.Ramp(c * 20 + 4, 1, 4)] = T.ldg128(tensors[1][token, stream, channel])
+            words[T.Ramp(c * 20 + 8, 1, 4)] = T.ldg128(tensors[2][token, stream, channel])
+    load_saved(numbers_local, saved, token, stream)
+    numbers_local[4] = T.reinterpret(T.ldg32(saved[1][token, thread % STREAMS]), "float32")
+
+
+@T.macro
+def _grad_v(grad_kv, words, gates_local, token, offset, channel, is_masked):  # type: ignore[no-untyped-def]
+    """The value's gradient in two channels, from a word of each stream's g."""
+    sums_local = T.alloc_local((2,), "float32")
+    grad_local = T.alloc_local((2,), "bfloat16")
+    for i in T.unroll(2):
+        sums_local[i] = T.float32(0.0)
+        for m in T.unroll(STREAMS):
+            sums_local[i] = fma(gates_local[m], element(words, (offset + m) * 2 + i), sums_local[i])
+        grad_local[i] = T.cast(T.if_then_else(is_masked, T.float32(0.0), sums_local[i]), "bfloat16")
+    for i in T.vectorized(2):
         grad_kv[token, STREAMS, channel + i] = grad_local[i]
 
 
 @T.macro
-def few_parts(  # type: ignore[no-untyped-def]
-    tensors, outputs, saved, mask, partial_shared, part, group, thread, sizes, clamp_value
+def by_streams(  # type: ignore[no-untyped-def]
+    tensors, outputs, saved, mask, partial_shared, block, thread, shape, sizes, clamp_value
 ):
-    """Do some streams of a part's tokens, from memory: with few parts several blocks share each.
+    """Do one stream of a part's tokens and a quarter of their grad_v, from memory.
 
-    ``group`` says which streams and which part of grad_v; ``sizes`` are how many streams a block
-    has, columns, threads, channels, tokens, masked tokens and parts.
+    The next token is loaded into registers while the block works on this one. ``tensors`` are
+    grad_out, x, kv and weight_fused, ``shape`` how many columns a thread has, threads, channels,
+    and whether these are all of the threads' columns, ``sizes`` tokens, masked tokens and parts.
     """
-    streams, columns, threads, hidden, num_tokens, num_masked, num_parts = sizes
-    g_words = T.alloc_local((streams * columns * 4,), "uint32")
-    x_words = T.alloc_local((streams * columns * 4,), "uint32")
-    k_words = T.alloc_local((streams * columns * 4,), "uint32")
-    v_words = T.alloc_local((columns * 4,), "uint32")
-    all_words = T.alloc_local((STREAMS * 4,), "uint32")
-    w_local = T.alloc_local((COLUMN,), "float32")
-    sums_local = T.alloc_local((streams * columns * COLUMN,), "float32")
-    grad_v_local = T.alloc_local((COLUMN,), "float32")
+    columns, threads, hidden, is_whole = shape
+    num_tokens, num_masked, num_parts = sizes
+    words = T.alloc_local((columns * 20,), "uint32")
+    next_words = T.alloc_local((columns * 20,), "uint32")
+    w_local = T.alloc_local((columns * COLUMN,), "float32")
+    sums_local = T.alloc_local((columns * COLUMN,), "float32")
     grad_x_local = T.alloc_local((COLUMN,), "bfloat16")
     grad_k_local = T.alloc_local((COLUMN,), "bfloat16")
-    values_local = T.alloc_local((streams,), "float32")
+    values_local = T.alloc_local((1,), "float32")
     total_local = T.alloc_local((1,), "float32")
-    saved_local = T.alloc_local((5,), "float32")
-    gate_local = T.alloc_local((STREAMS + 1,), "float32")
-    own_local = T.alloc_local((3,), "float32")
+    numbers_local = T.alloc_local((5,), "float32")
+    next_local = T.alloc_local((5,), "float32")
+    gates_local = T.alloc_local((STREAMS,), "float32")
     factor_local = T.alloc_local((3,), "float32")
-    mask_local = T.alloc_local((1,), "int32")
-    first = group * streams
-    for i in T.unroll(streams * columns * COLUMN):
+    mask_local = T.alloc_local((2,), "int32")
+    part = block // STREAMS
+    stream = block % STREAMS
+    mask_local[1] = 0
+    # load: the weights and the first token
+    for i in T.unroll(columns * COLUMN):
         sums_local[i] = T.float32(0.0)
+        w_local[i] = T.float32(0.0)
+    if part < num_tokens:
+        for c in T.unroll(columns):
+            channel = (c * threads + thread) * COLUMN
+            if is_whole or channel < hidden:
+                for half in T.unroll(2):
+                    for e in T.vectorized(4):
+                        w_local[c * COLUMN + half * 4 + e] = tensors[3][
+                            stream, channel + half * 4 + e
+                        ]
+        _load(next_words, next_local, tensors, saved, T.cast(part, "int64"), stream, thread, shape)
+        if num_masked > 0:
+            mask_local[1] = T.cast(mask[part], "int32")
+
     num_steps = T.max(T.truncdiv(num_tokens - part + num_parts - 1, num_parts), 0)
     for step in T.unroll(num_steps, unroll_factor=1):
         token = T.cast(part, "int64") + T.cast(step, "int64") * T.cast(num_parts, "int64")
-        # load
-        for c in T.unroll(columns):
-            channel = (c * threads + thread) * COLUMN
-            v_words[T.Ramp(c * 4, 1, 4)] = T.ldg128(tensors[2][token, STREAMS, channel])
-            for j in T.unroll(streams):
-                offset = (j * columns + c) * 4
-                g_words[T.Ramp(offset, 1, 4)] = T.ldg128(tensors[0][token, first + j, channel])
-        load_saved(saved_local, saved, token, first + thread % WARP // (WARP // streams))
-        gate_local[STREAMS] = T.reinterpret(T.ldg32(saved[1][token, thread % STREAMS]), "float32")
-        mask_local[0] = 0
-        if num_masked > 0:
-            mask_local[0] = T.cast(mask[token], "int32")
-        for j in T.unroll(streams):
-            for c in T.unroll(columns):
-                channel = (c * threads + thread) * COLUMN
-                offset = (j * columns + c) * 4
-                x_words[T.Ramp(offset, 1, 4)] = T.ldg128(tensors[1][token, first + j, channel])
-                k_words[T.Ramp(offset, 1, 4)] = T.ldg128(tensors[2][token, first + j, channel])
-        for m in T.unroll(STREAMS):
-            gate_local[m] = T.shfl_sync(gate_local[STREAMS], m)
+        next_token = token + T.cast(num_parts, "int64")
+        for i in T.unroll(columns * 20):
+            words[i] = next_words[i]
+        for i in T.unroll(5):
+            numbers_local[i] = next_local[i]
+        mask_local[0] = mask_local[1]
+        if next_token < T.cast(num_tokens, "int64"):
+            _load(next_words, next_local, tensors, saved, next_token, stream, thread, shape)
+            if num_masked > 0:
+                mask_local[1] = T.cast(mask[next_token], "int32")
+        is_masked = mask_local[0] != 0
 
-        # compute and store: grad_v
+        # compute and store: grad_v; compute: grad_gate
+        for m in T.unroll(STREAMS):
+            gates_local[m] = T.shfl_sync(numbers_local[4], m)
+        values_local[0] = T.float32(0.0)
         for c in T.unroll(columns):
             column = c * threads + thread
-            if column // (columns * threads // (STREAMS // streams)) == group:
-                for m in T.unroll(STREAMS):
-                    all_words[T.Ramp(m * 4, 1, 4)] = T.ldg128(tensors[0][token, m, column * COLUMN])
-                for i in T.unroll(COLUMN):
-                    grad_v_local[i] = T.float32(0.0)
-                for m in T.unroll(STREAMS):
-                    add_to_grad_v(grad_v_local, all_words, gate_local[m], m * COLUMN)
-                store_grad_v(outputs[1], grad_v_local, token, column * COLUMN, mask_local[0] != 0)
-
-        # compute: grad_gate
-        for j in T.unroll(streams):
-            values_local[j] = T.float32(0.0)
-            for c in T.unroll(columns):
-                for i in T.unroll(COLUMN):
-                    values_local[j] = fma(
-                        element(g_words, (j * columns + c) * COLUMN + i),
-                        element(v_words, c * COLUMN + i),
-                        values_local[j],
-                    )
+            if is_whole or column * COLUMN < hidden:
+                _grad_v(
+                    outputs[1],
+                    words,
+                    gates_local,
+                    token,
+                    c * 20 + 16,
+                    2 * (stream * (hidden // COLUMN) + column),
+                    is_masked,
+                )
+            add_products(values_local, words, words, 0, (c * 40, c * 40 + 24))
         sum_over_block(
-            total_local,
-            values_local,
-            partial_shared,
-            step % 2,
-            thread,
-            1,
-            threads // WARP,
-            streams,
+            total_local, values_local, partial_shared, step % 2, thread, 1, threads // WARP, 1
         )
-        gradient_factors(own_local, saved_local, total_local[0], hidden, clamp_value)
+        gradient_factors(factor_local, numbers_local, total_local[0], hidden, clamp_value)
 
         # compute and store: the other gradients
-        for j in T.unroll(streams):
-            for i in T.unroll(3):
-                factor_local[i] = from_stream(own_local[i], j, streams)
-            for c in T.unroll(columns):
-                channel = (c * threads + thread) * COLUMN
-                offset = (j * columns + c) * 4
-                if mask_local[0] != 0:
-                    T.stg128(outputs[0][token, first + j, channel], g_words[T.Ramp(offset, 1, 4)])
-                    for i in T.vectorized(COLUMN):
-                        outputs[1][token, first + j, channel + i] = T.cast(0.0, "bfloat16")
+        for c in T.unroll(columns):
+            channel = (c * threads + thread) * COLUMN
+            if is_whole or channel < hidden:
+                if is_masked:
+                    T.stg128(outputs[0][token, stream, channel], words[T.Ramp(c * 20, 1, 4)])
+                    store_zeros(outputs[1], token, stream, channel)
                 else:
-                    for half in T.unroll(2):
-                        for e in T.vectorized(4):
-                            w_local[half * 4 + e] = tensors[3][first + j, channel + half * 4 + e]
                     gradients(
                         grad_x_local,
                         grad_k_local,
                         sums_local,
-                        (g_words, x_words, k_words),
+                        (words, words, words),
                         w_local,
                         factor_local,
-                        (2 * offset, 2 * offset, 2 * offset),
+                        (c * 40, c * 40 + 8, c * 40 + 16, c * COLUMN, c * COLUMN),
                     )
-                    for i in T.vectorized(COLUMN):
-                        outputs[0][token, first + j, channel + i] = grad_x_local[i]
-                    for i in T.vectorized(COLUMN):
-                        outputs[1][token, first + j, channel + i] = grad_k_local[i]
+                    store_column(outputs[0], token, stream, channel, grad_x_local)
+                    store_column(outputs[1], token, stream, channel, grad_k_local)
 
     # store: what the part's tokens add up to
-    for j in T.unroll(streams):
-        for c in T.unroll(columns):
-            channel = (c * threads + thread) * COLUMN
+    for c in T.unroll(columns):
+        channel = (c * threads + thread) * COLUMN
+        if is_whole or channel < hidden:
             for half in T.unroll(2):
                 for e in T.vectorized(4):
-                    outputs[2][T.cast(part, "int64"), first + j, channel + half * 4 + e] = (
-                        sums_local[(j * columns + c) * COLUMN + half * 4 + e]
-                    )
+                    outputs[2][T.cast(part, "int64"), stream, channel + half * 4 + e] = sums_local[
+                        c * COLUMN + half * 4 + e
+                    ]

@@ -145,6 +145,17 @@ def wait_async(pending):
 
 
 @T.macro
+def store_column(tensor, token, row, channel, values_local):  # type: ignore[no-untyped-def]
+    """Write a column of bfloat16 by one instruction; the compiler would make several of some."""
+    T.stg128(tensor[token, row, channel], T.reinterpret(values_local[T.Ramp(0, 1, 8)], "uint32x4"))
+
+
+@T.macro
+def store_zeros(tensor, token, row, channel):  # type: ignore[no-untyped-def]
+    T.stg128(tensor[token, row, channel], T.Broadcast(T.uint32(0), 4))
+
+
+@T.macro
 def load_saved(saved_local, saved, token, stream):  # type: ignore[no-untyped-def]
     """Read the four saved numbers of a token's stream, by instructions that stay in place."""
     for i in [0, 1, 2, 3]:

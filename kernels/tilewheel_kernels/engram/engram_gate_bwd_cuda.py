@@ -12,11 +12,11 @@ Block p is part p and walks over the tokens p, p + num_parts, ...: a thread owns
 (columns_cuda.py) of all streams and keeps their sums of a * x * k in registers to the end. Copies
 of the next token to shared memory start as soon as this one's values have been read, and no other
 thread reads them, so that they need no barrier. g is read twice from there: kept in registers
-beside the sums it would spill. With so few parts that several blocks a part fit, each takes one or
-two streams, from memory without a ring (backward_cuda.py). With hidden at run time, or where shared
-memory is too small, see generic_bwd_cuda.py.
-On-chip: 28 * hidden bytes of g, x and kv in shared memory (30 above 5120), 16 * hidden of weights
-if they fit; registers of a thread: 32 words of sums for each of its columns.
+beside the sums it would spill. With so few parts that four blocks a part fit, each takes one
+stream, without a ring (backward_cuda.py). With hidden at run time, or where shared memory is too
+small, see generic_bwd_cuda.py.
+On-chip: 28 * hidden bytes of g, x and kv in shared memory (30 above 5120), 16 * hidden of weights,
+or those of one column, if they fit; registers of a thread: 32 words of sums for each column.
 Parameters: hidden a multiple of 256 (or of 512 above 5120) for the ring, of 64 otherwise.
 Numerics: fp32 sums in a fixed order; grad_x and grad_kv rounded once, and a token's do not depend
 on others nor on num_parts.
@@ -30,8 +30,9 @@ from typing import TYPE_CHECKING
 import tilelang.language as T
 
 from tilewheel_kernels.engram.backward_cuda import (
+    add_products,
     add_to_grad_v,
-    few_parts,
+    by_streams,
     gradients,
     load_weights,
     store_grad_v,
@@ -42,12 +43,11 @@ from tilewheel_kernels.engram.columns_cuda import (
     WARP,
     commit_async,
     copy_async,
-    element,
-    fma,
     from_stream,
     gradient_factors,
     load_saved,
     shared_bytes,
+    store_zeros,
     sum_over_block,
     wait_async,
 )
@@ -84,13 +84,6 @@ def engram_gate_bwd(*, hidden: int | None) -> "PrimFunc":
     return _pipelined(hidden, columns)
 
 
-@T.macro
-def _add_products(values_local, g_words, v_words, stream):  # type: ignore[no-untyped-def]
-    """Add a column of a stream to its sum of g * v."""
-    for i in T.unroll(COLUMN):
-        values_local[stream] = fma(element(g_words, i), element(v_words, i), values_local[stream])
-
-
 def _pipelined(hidden: int, columns: int) -> "PrimFunc":
     """Build the kernel whose blocks copy the next token while they work on this one."""
     threads = hidden // COLUMN // columns
@@ -101,7 +94,10 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
     value, g_slots = 2 * STREAMS, STREAMS + early
     ring_bytes = 2 * (value + 1 + g_slots) * hidden
     keeps_weights = ring_bytes + 16 * hidden + _SCRATCH_BYTES <= shared_bytes()
-    on_chip = ring_bytes + 16 * hidden * keeps_weights + _SCRATCH_BYTES
+    # Otherwise those of the first column: loaded ahead they would wait for the sum over the block.
+    keeps_first = not keeps_weights and ring_bytes + 32 * threads + _SCRATCH_BYTES <= shared_bytes()
+    kept = (STREAMS, columns) if keeps_weights else (1, 1)  # streams, columns
+    on_chip = ring_bytes + 16 * hidden * keeps_weights + 32 * threads * keeps_first + _SCRATCH_BYTES
     blocks_per_sm = max(1, min(shared_bytes() // on_chip, 2))
     # Groups of copies: v and early g, then x, k and late g of each stream and column.
     pending = STREAMS * columns
@@ -127,14 +123,17 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
         num_sms: T.int32,
     ):
         with T.Kernel(
-            T.max(num_parts, T.min(num_parts * STREAMS, num_sms * blocks_per_sm)), threads=threads
+            T.Select(
+                num_parts * STREAMS <= num_sms * blocks_per_sm, num_parts * STREAMS, num_parts
+            ),
+            threads=threads,
         ) as part:
             T.annotate_min_blocks_per_sm(blocks_per_sm)
             thread = T.get_thread_binding()
             lane_stream = thread % WARP // (WARP // STREAMS)
             ring_shared = T.alloc_shared((value + 1 + g_slots, columns, threads, 4), "uint32")
-            if keeps_weights:
-                w_shared = T.alloc_shared((STREAMS, columns, 2, threads, 4), "float32")
+            if keeps_weights or keeps_first:
+                w_shared = T.alloc_shared((*kept, 2, threads, 4), "float32")
             partial_shared = T.alloc_shared((2, 1, STREAMS, warps), "float32")
             g_words = T.alloc_local((4,), "uint32")
             v_words = T.alloc_local((4,), "uint32")
@@ -158,33 +157,19 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
             num_steps = T.alloc_var("int32", init=0)
             T.pdl_sync()
             if num_parts * STREAMS <= num_sms * blocks_per_sm:
-                few_parts(
+                by_streams(
                     (grad_out, x, kv, weight_fused),
                     (grad_x, grad_kv, grad_w_partial),
                     (dot, gate, rstd_x, rstd_k),
                     image_token_mask,
                     partial_shared,
-                    part // STREAMS,
-                    part % STREAMS,
+                    part,
                     thread,
-                    (1, columns, threads, hidden, num_tokens, num_masked, num_parts),
+                    (columns, threads, hidden, True),
+                    (num_tokens, num_masked, num_parts),
                     clamp_value,
                 )
-            elif num_parts * 2 <= num_sms * blocks_per_sm:
-                if part // 2 < num_parts:
-                    few_parts(
-                        (grad_out, x, kv, weight_fused),
-                        (grad_x, grad_kv, grad_w_partial),
-                        (dot, gate, rstd_x, rstd_k),
-                        image_token_mask,
-                        partial_shared,
-                        part // 2,
-                        part % 2,
-                        thread,
-                        (2, columns, threads, hidden, num_tokens, num_masked, num_parts),
-                        clamp_value,
-                    )
-            elif part < num_parts:
+            else:
                 for i in T.unroll(STREAMS * columns * COLUMN):
                     sums_local[i] = T.float32(0.0)
 
@@ -210,7 +195,7 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
                                     ring_shared[value + 1 + early + m, c, thread, 0],
                                     grad_out[token, early + m, channel],
                                 )
-                            if keeps_weights:
+                            if keeps_weights or (keeps_first and m + c == 0):
                                 for half in T.unroll(2):
                                     copy_async(
                                         w_shared[m, c, half, thread, 0],
@@ -251,7 +236,7 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
                         for m in T.unroll(STREAMS):
                             slot = value + 1 + T.truncmod(step * STREAMS + m, g_slots)
                             g_words[T.Ramp(0, 1, 4)] = T.lds128(ring_shared[slot, c, thread, 0])
-                            _add_products(values_local, g_words, v_words, m)
+                            add_products(values_local, g_words, v_words, m, (0, 0))
                             add_to_grad_v(grad_v_local, g_words, gate_local[m], 0)
                         if has_next:
                             copy_async(
@@ -265,7 +250,7 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
                                 )
                         store_grad_v(grad_kv, grad_v_local, token, channel, is_masked)
                     commit_async()
-                    if not keeps_weights:
+                    if not keeps_weights and not keeps_first:
                         load_weights(w_local, weight_fused, 0, thread * COLUMN)
                     sum_over_block(
                         total_local,
@@ -308,10 +293,9 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
                                     )
                             if is_masked:
                                 T.stg128(grad_x[token, m, channel], g_words[T.Ramp(0, 1, 4)])
-                                for i in T.vectorized(COLUMN):
-                                    grad_kv[token, m, channel + i] = T.cast(0.0, "bfloat16")
+                                store_zeros(grad_kv, token, m, channel)
                             else:
-                                if keeps_weights:
+                                if keeps_weights or (keeps_first and m + c == 0):
                                     for half in T.unroll(2):
                                         for e in T.vectorized(4):
                                             w_local[half * 4 + e] = w_shared[m, c, half, thread, e]
@@ -322,7 +306,7 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
                                     (g_words, x_words, k_words),
                                     w_local,
                                     factor_local,
-                                    (0, (m * columns + c) * COLUMN, 0),
+                                    (0, 0, 0, (m * columns + c) * COLUMN, 0),
                                 )
                             if not keeps_weights and m * columns + c + 1 < STREAMS * columns:
                                 # The next column's, ahead of the stores and the wait.

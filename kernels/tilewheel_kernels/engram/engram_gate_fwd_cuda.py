@@ -5,12 +5,12 @@
     gate = sigmoid(copysign(sqrt(max(|z|, clamp_value)), z))
     out = x + gate * v
 
-With more tokens than blocks fit, num_sms * blocks_per_sm blocks stay and walk over the tokens: a
-thread owns columns (columns_cuda.py) of all streams, so that v is read once; copies of the next
-token to shared memory start as soon as this one's values are in registers, and no other thread
-reads them, so that they need no barrier. With fewer tokens a block takes one token, or one or two
-streams of it, from memory without a ring (forward_cuda.py). With hidden at run time, or where
-shared memory is too small, see generic_fwd_cuda.py.
+With many tokens num_sms * blocks_per_sm blocks stay and walk over them: a thread owns columns
+(columns_cuda.py) of all streams, so that v is read once; copies of the next token to shared memory
+start as soon as this one's values are in registers, and no other thread reads them, so that they
+need no barrier. With so few tokens a block that starting this costs more than it hides, a block
+walks over them with one stream of each (forward_cuda.py). With hidden at run time, or where shared
+memory is too small, see generic_fwd_cuda.py.
 On-chip: 18 * hidden bytes of x and kv in shared memory, 16 * hidden of weights above 2560 if they
 fit; registers 10 * columns words of data.
 Parameters: hidden a multiple of 256 (or of 512 above 5120) for the ring, of 64 otherwise.
@@ -35,12 +35,13 @@ from tilewheel_kernels.engram.columns_cuda import (
     fma,
     from_stream,
     shared_bytes,
+    store_column,
     sum_over_block,
     wait_async,
 )
 from tilewheel_kernels.engram.forward_cuda import (
     add_to_sums,
-    few_tokens,
+    by_streams,
     gate_of,
     save,
 )
@@ -58,6 +59,8 @@ PASS_CONFIGS: dict[str, object] = {
 _MAX_ONE_COLUMN = 5120
 _MAX_CACHED_WEIGHTS = 2560
 _SCRATCH_BYTES = 4096
+# Up to how many tokens for each block a block with one stream is faster than the ring, as measured.
+_STREAMS_UP_TO = {2048: 2, 2560: 16, 4096: 4, 5120: 8, 7168: 4}
 
 
 def engram_gate_fwd(*, hidden: int | None) -> "PrimFunc":
@@ -86,6 +89,7 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
     )
     on_chip = ring_bytes + 16 * hidden * keeps_weights + _SCRATCH_BYTES
     blocks_per_sm = max(1, min(shared_bytes() // on_chip, 1024 // threads, 3))
+    most_tokens = _STREAMS_UP_TO.get(hidden, 4)
     value = 2 * STREAMS  # the ring's slots: x of the streams, k of the streams, v
     num_tokens = T.dynamic("num_tokens")
     num_masked = T.dynamic("num_masked")
@@ -107,10 +111,11 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
         num_sms: T.int32,
     ):
         with T.Kernel(
-            T.min(num_tokens * STREAMS, num_sms * blocks_per_sm), threads=threads
+            T.min(num_tokens * STREAMS, T.max(num_sms * blocks_per_sm, STREAMS)), threads=threads
         ) as block:
             thread = T.get_thread_binding()
-            num_blocks = T.min(num_tokens, num_sms * blocks_per_sm)  # of the last branch
+            slots = T.max(num_sms * blocks_per_sm, STREAMS)
+            walkers = T.min(num_tokens, slots // STREAMS)
             T.annotate_min_blocks_per_sm(blocks_per_sm)
             ring_shared = T.alloc_shared((2 * STREAMS + 1, columns, threads, 4), "uint32")
             if keeps_weights:
@@ -128,51 +133,20 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
             is_masked = T.alloc_var("bool", init=False)
             is_next_masked = T.alloc_var("bool", init=False)
             T.pdl_sync()
-            if num_tokens * STREAMS <= num_sms * blocks_per_sm:
-                token = T.cast(block // STREAMS, "int64")
-                if num_masked > 0:
-                    is_masked = image_token_mask[token]
-                few_tokens(
-                    (x, kv, weight_fused, out),
-                    (dot, gate, rstd_x, rstd_k),
-                    partial_shared,
-                    token,
-                    is_masked,
-                    block % STREAMS,
-                    thread,
-                    (1, columns, threads, hidden, num_saved),
-                    (eps, clamp_value),
-                )
-            elif num_tokens * 2 <= num_sms * blocks_per_sm:
-                token = T.cast(block // 2, "int64")
-                if token < T.cast(num_tokens, "int64"):
-                    if num_masked > 0:
-                        is_masked = image_token_mask[token]
-                    few_tokens(
+            if num_tokens <= slots * most_tokens:
+                if block // STREAMS < walkers:
+                    by_streams(
                         (x, kv, weight_fused, out),
                         (dot, gate, rstd_x, rstd_k),
+                        image_token_mask,
                         partial_shared,
-                        token,
-                        is_masked,
-                        block % 2 * 2,
+                        block,
+                        walkers,
                         thread,
-                        (2, columns, threads, hidden, num_saved),
+                        (columns, threads, hidden, True),
+                        (num_tokens, num_masked, num_saved),
                         (eps, clamp_value),
-                    )
-            elif num_tokens <= num_sms * blocks_per_sm:
-                if block < num_tokens:
-                    if num_masked > 0:
-                        is_masked = image_token_mask[token]
-                    few_tokens(
-                        (x, kv, weight_fused, out),
-                        (dot, gate, rstd_x, rstd_k),
-                        partial_shared,
-                        token,
-                        is_masked,
-                        0,
-                        thread,
-                        (STREAMS, columns, threads, hidden, num_saved),
-                        (eps, clamp_value),
+                        True,
                     )
             else:
                 # load: the weights and the first token
@@ -196,9 +170,9 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
                 commit_async()
 
                 for step in T.unroll(
-                    T.truncdiv(num_tokens - 1 - block, num_blocks) + 1, unroll_factor=1
+                    T.truncdiv(num_tokens - 1 - block, slots) + 1, unroll_factor=1
                 ):
-                    next_token = token + T.cast(num_blocks, "int64")
+                    next_token = token + T.cast(slots, "int64")
                     has_next = next_token < T.cast(num_tokens, "int64")
                     is_masked = is_next_masked
                     if (num_masked > 0) & has_next:
@@ -232,7 +206,13 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
                                             m, channel + half * 4 + e
                                         ]
                             add_to_sums(
-                                values_local, x_words, k_words, w_local, m, STREAMS, 2 * offset
+                                values_local,
+                                x_words,
+                                k_words,
+                                w_local,
+                                m,
+                                STREAMS,
+                                (2 * offset, 0, 0),
                             )
                         commit_async()
                     wait_async(STREAMS)
@@ -288,8 +268,7 @@ def _pipelined(hidden: int, columns: int) -> "PrimFunc":
                                         ),
                                         "bfloat16",
                                     )
-                                for i in T.vectorized(COLUMN):
-                                    out[token, m, channel + i] = out_local[i]
+                                store_column(out, token, m, channel, out_local)
                     token = next_token
             T.pdl_trigger()
 

@@ -11,9 +11,9 @@ from tilewheel_kernels.engram.columns_cuda import (
     WARP,
     element,
     fma,
-    from_stream,
     inverse_root,
     sigmoid,
+    store_column,
     sum_over_block,
 )
 
@@ -48,82 +48,130 @@ def save(  # type: ignore[no-untyped-def]
 
 @T.macro
 def add_to_sums(  # type: ignore[no-untyped-def]
-    values_local, x_words, k_words, w_local, stream, streams, offset
+    values_local, x_words, k_words, w_local, stream, streams, offsets
 ):
-    """Add a column of a stream to its sums of x^2, k^2 and x * w * k."""
+    """Add a column of a stream to its sums of x^2, k^2 and x * w * k.
+
+    ``offsets`` are the column's first element in x, k and the weights.
+    """
     for i in T.unroll(COLUMN):
-        a = element(x_words, offset + i)
-        b = element(k_words, i)
+        a = element(x_words, offsets[0] + i)
+        b = element(k_words, offsets[1] + i)
         values_local[stream] = fma(a, a, values_local[stream])
         values_local[streams + stream] = fma(b, b, values_local[streams + stream])
         values_local[2 * streams + stream] = fma(
-            a * w_local[i], b, values_local[2 * streams + stream]
+            a * w_local[offsets[2] + i], b, values_local[2 * streams + stream]
         )
 
 
 @T.macro
-def few_tokens(  # type: ignore[no-untyped-def]
-    tensors, saved, partial_shared, token, is_masked, first, thread, sizes, constants
-):
-    """Do some streams of a token, from memory: with few tokens several blocks share each.
-
-    ``tensors`` are x, kv, weight_fused and out, ``sizes`` how many streams and columns, threads,
-    channels and tokens to save there are, ``constants`` eps and clamp_value.
-    """
-    streams, columns, threads, hidden, num_saved = sizes
-    x_words = T.alloc_local((streams * columns * 4,), "uint32")
-    k_words = T.alloc_local((streams * columns * 4,), "uint32")
-    v_words = T.alloc_local((columns * 4,), "uint32")
-    one_words = T.alloc_local((4,), "uint32")
-    w_local = T.alloc_local((streams * columns * COLUMN,), "float32")
-    one_local = T.alloc_local((COLUMN,), "float32")
-    out_local = T.alloc_local((COLUMN,), "bfloat16")
-    values_local = T.alloc_local((3 * streams,), "float32")
-    sums_local = T.alloc_local((3,), "float32")
-    gate_local = T.alloc_local((2,), "float32")
-    for i in T.unroll(3 * streams):
-        values_local[i] = T.float32(0.0)
-    for j in T.unroll(streams):
-        for c in T.unroll(columns):
-            channel = (c * threads + thread) * COLUMN
-            offset = (j * columns + c) * 4
-            x_words[T.Ramp(offset, 1, 4)] = T.ldg128(tensors[0][token, first + j, channel])
-            k_words[T.Ramp(offset, 1, 4)] = T.ldg128(tensors[1][token, first + j, channel])
-            for half in T.unroll(2):
-                for e in T.vectorized(4):
-                    w_local[2 * offset + half * 4 + e] = tensors[2][
-                        first + j, channel + half * 4 + e
-                    ]
+def _load(words, tensors, token, stream, thread, shape):  # type: ignore[no-untyped-def]
+    """Load a thread's columns of x, k and v, or zeros behind the last column."""
+    columns, threads, hidden, is_whole = shape
     for c in T.unroll(columns):
         channel = (c * threads + thread) * COLUMN
-        v_words[T.Ramp(c * 4, 1, 4)] = T.ldg128(tensors[1][token, STREAMS, channel])
-    for j in T.unroll(streams):
-        for c in T.unroll(columns):
-            offset = (j * columns + c) * 4
-            for i in T.unroll(4):
-                one_words[i] = k_words[offset + i]
+        if not is_whole:
+            for i in T.unroll(12):
+                words[c * 12 + i] = T.uint32(0)
+        if is_whole or channel < hidden:
+            words[T.Ramp(c * 12, 1, 4)] = T.ldg128(tensors[0][token, stream, channel])
+            words[T.Ramp(c * 12 + 4, 1, 4)] = T.ldg128(tensors[1][token, stream, channel])
+            words[T.Ramp(c * 12 + 8, 1, 4)] = T.ldg128(tensors[1][token, STREAMS, channel])
+
+
+@T.macro
+def _load_weights(w_local, tensors, stream, thread, shape):  # type: ignore[no-untyped-def]
+    """Load the weights of a thread's columns, or zeros behind the last column."""
+    columns, threads, hidden, is_whole = shape
+    for c in T.unroll(columns):
+        channel = (c * threads + thread) * COLUMN
+        if not is_whole:
             for i in T.unroll(COLUMN):
-                one_local[i] = w_local[2 * offset + i]
-            add_to_sums(values_local, x_words, one_words, one_local, j, streams, 2 * offset)
-    sum_over_block(sums_local, values_local, partial_shared, 0, thread, 3, threads // WARP, streams)
-    gate_of(gate_local, sums_local, hidden, *constants)
-    save(saved, gate_local, sums_local, num_saved, token, thread, is_masked, first, streams)
-    for j in T.unroll(streams):
-        gate_local[1] = from_stream(gate_local[0], j, streams)
+                w_local[c * COLUMN + i] = T.float32(0.0)
+        if is_whole or channel < hidden:
+            for half in T.unroll(2):
+                for e in T.vectorized(4):
+                    w_local[c * COLUMN + half * 4 + e] = tensors[2][stream, channel + half * 4 + e]
+
+
+@T.macro
+def by_streams(  # type: ignore[no-untyped-def]
+    tensors, saved, mask, partial_shared, block, walkers, thread, shape, sizes, constants, is_ahead
+):
+    """Walk over tokens with one stream of each a block, from memory.
+
+    The next token's columns are loaded into registers while the block works on this one, and the
+    weights stay there, if the kernel ``is_ahead``; otherwise other blocks hide the wait.
+    ``tensors`` are x, kv, weight_fused and out, ``walkers`` how many blocks a stream has, ``shape``
+    how many columns a thread has, threads, channels, and whether these are all of the threads'
+    columns, ``sizes`` tokens, masked tokens and tokens to save, ``constants`` eps and clamp_value.
+    """
+    columns, threads, hidden, is_whole = shape
+    num_tokens, num_masked, num_saved = sizes
+    words = T.alloc_local((columns * 12,), "uint32")
+    if is_ahead:
+        next_words = T.alloc_local((columns * 12,), "uint32")
+    w_local = T.alloc_local((columns * COLUMN,), "float32")
+    out_local = T.alloc_local((COLUMN,), "bfloat16")
+    values_local = T.alloc_local((3,), "float32")
+    sums_local = T.alloc_local((3,), "float32")
+    gate_local = T.alloc_local((2,), "float32")
+    mask_local = T.alloc_local((2,), "int32")
+    stream = block % STREAMS
+    first = block // STREAMS
+    mask_local[1] = 0
+    if is_ahead:
+        # load: the weights and the first token
+        _load_weights(w_local, tensors, stream, thread, shape)
+        _load(next_words, tensors, T.cast(first, "int64"), stream, thread, shape)
+        if num_masked > 0:
+            mask_local[1] = T.cast(mask[first], "int32")
+
+    for step in T.unroll(T.truncdiv(num_tokens - 1 - first, walkers) + 1, unroll_factor=1):
+        token = T.cast(first, "int64") + T.cast(step, "int64") * T.cast(walkers, "int64")
+        next_token = token + T.cast(walkers, "int64")
+        if is_ahead:
+            for i in T.unroll(columns * 12):
+                words[i] = next_words[i]
+            mask_local[0] = mask_local[1]
+            if next_token < T.cast(num_tokens, "int64"):
+                _load(next_words, tensors, next_token, stream, thread, shape)
+                if num_masked > 0:
+                    mask_local[1] = T.cast(mask[next_token], "int32")
+        else:
+            # load
+            _load(words, tensors, token, stream, thread, shape)
+            mask_local[0] = 0
+            if num_masked > 0:
+                mask_local[0] = T.cast(mask[token], "int32")
+            _load_weights(w_local, tensors, stream, thread, shape)
+
+        # compute
+        for i in T.unroll(3):
+            values_local[i] = T.float32(0.0)
+        for c in T.unroll(columns):
+            add_to_sums(values_local, words, words, w_local, 0, 1, (c * 24, c * 24 + 8, c * COLUMN))
+        sum_over_block(
+            sums_local, values_local, partial_shared, step % 2, thread, 3, threads // WARP, 1
+        )
+        gate_of(gate_local, sums_local, hidden, *constants)
+
+        # store
+        is_masked = mask_local[0] != 0
+        save(saved, gate_local, sums_local, num_saved, token, thread, is_masked, stream, 1)
         for c in T.unroll(columns):
             channel = (c * threads + thread) * COLUMN
-            offset = (j * columns + c) * 4
-            if is_masked:
-                T.stg128(tensors[3][token, first + j, channel], x_words[T.Ramp(offset, 1, 4)])
-            else:
-                for i in T.vectorized(COLUMN):
-                    out_local[i] = T.cast(
-                        fma(
-                            gate_local[1],
-                            element(v_words, c * COLUMN + i),
-                            element(x_words, 2 * offset + i),
-                        ),
-                        "bfloat16",
-                    )
-                for i in T.vectorized(COLUMN):
-                    tensors[3][token, first + j, channel + i] = out_local[i]
+            if is_whole or channel < hidden:
+                if is_masked:
+                    T.stg128(tensors[3][token, stream, channel], words[T.Ramp(c * 12, 1, 4)])
+                else:
+                    for i in T.vectorized(COLUMN):
+                        out_local[i] = T.cast(
+                            fma(
+                                gate_local[0],
+                                element(words, c * 24 + 16 + i),
+                                element(words, c * 24 + i),
+                            ),
+                            "bfloat16",
+                        )
+                    store_column(tensors[3], token, stream, channel, out_local)

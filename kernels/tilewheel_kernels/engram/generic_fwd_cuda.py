@@ -1,7 +1,9 @@
 """engram_gate_fwd, CUDA, for any hidden: see engram_gate_fwd_cuda.py for the mathematics.
 
-A block takes a token, or with few tokens one stream of it, and reads x and v a second time, from
-the cache.
+A block walks over tokens with one stream of each. Up to 3072 channels a thread has one column of it
+and loads the next token ahead; up to 6144 it has two, for which registers of three blocks a
+multiprocessor do not suffice (forward_cuda.py). Above it has several, and reads x and v a second
+time, from the cache.
 On-chip: less than 1 KB of shared memory for sums.
 Parameters: hidden a multiple of 64.
 Source: original.
@@ -18,11 +20,12 @@ from tilewheel_kernels.engram.columns_cuda import (
     WARP,
     element,
     fma,
-    from_stream,
+    store_column,
     sum_over_block,
 )
 from tilewheel_kernels.engram.forward_cuda import (
     add_to_sums,
+    by_streams,
     gate_of,
     save,
 )
@@ -30,69 +33,72 @@ from tilewheel_kernels.engram.forward_cuda import (
 if TYPE_CHECKING:
     from tvm.tirx import PrimFunc
 
-_THREADS = 256
-_BLOCKS = 2  # a multiprocessor
+_THREADS = 384
+_BLOCKS = 3  # a multiprocessor
 
 
 @T.macro
-def _any_columns(  # type: ignore[no-untyped-def]
-    tensors, saved, partial_shared, token, is_masked, first, thread, sizes, constants
+def _many_columns(  # type: ignore[no-untyped-def]
+    tensors, saved, mask, partial_shared, block, walkers, thread, sizes, constants
 ):
-    """Do some streams of a token, any number of columns; the arguments are as in few_tokens."""
-    streams, hidden, num_saved = sizes
+    """Walk over tokens with one stream of each; arguments are as in ``by_streams``."""
+    hidden, num_tokens, num_masked, num_saved = sizes
     x, kv, weight_fused, out = tensors
-    threads = _THREADS
     x_words = T.alloc_local((4,), "uint32")
     v_words = T.alloc_local((4,), "uint32")
     w_local = T.alloc_local((COLUMN,), "float32")
     out_local = T.alloc_local((COLUMN,), "bfloat16")
-    values_local = T.alloc_local((3 * streams,), "float32")
+    values_local = T.alloc_local((3,), "float32")
     sums_local = T.alloc_local((3,), "float32")
     gate_local = T.alloc_local((2,), "float32")
-    gates_local = T.alloc_local((streams,), "float32")
-    num_rounds = T.truncdiv(hidden // COLUMN + threads - 1, threads)
-    for i in T.unroll(3 * streams):
-        values_local[i] = T.float32(0.0)
+    mask_local = T.alloc_local((1,), "int32")
+    stream = block % STREAMS
+    first = block // STREAMS
+    num_rounds = T.truncdiv(hidden // COLUMN + _THREADS - 1, _THREADS)
+    for step in T.unroll(T.truncdiv(num_tokens - 1 - first, walkers) + 1, unroll_factor=1):
+        token = T.cast(first, "int64") + T.cast(step, "int64") * T.cast(walkers, "int64")
+        mask_local[0] = 0
+        if num_masked > 0:
+            mask_local[0] = T.cast(mask[token], "int32")
+        is_masked = mask_local[0] != 0
 
-    # load and compute: the sums
-    for c in T.unroll(num_rounds, unroll_factor=1):
-        column = c * threads + thread
-        if column < hidden // COLUMN:
-            for j in T.unroll(streams):
-                x_words[T.Ramp(0, 1, 4)] = T.ldg128(x[token, first + j, column * COLUMN])
-                v_words[T.Ramp(0, 1, 4)] = T.ldg128(kv[token, first + j, column * COLUMN])
+        # load and compute: the sums
+        for i in T.unroll(3):
+            values_local[i] = T.float32(0.0)
+        for c in T.unroll(num_rounds, unroll_factor=2):
+            column = c * _THREADS + thread
+            if column < hidden // COLUMN:
+                x_words[T.Ramp(0, 1, 4)] = T.ldg128(x[token, stream, column * COLUMN])
+                v_words[T.Ramp(0, 1, 4)] = T.ldg128(kv[token, stream, column * COLUMN])
                 for e in T.vectorized(COLUMN):
-                    w_local[e] = weight_fused[first + j, column * COLUMN + e]
-                add_to_sums(values_local, x_words, v_words, w_local, j, streams, 0)
-    sum_over_block(sums_local, values_local, partial_shared, 0, thread, 3, threads // WARP, streams)
-    gate_of(gate_local, sums_local, hidden, *constants)
+                    w_local[e] = weight_fused[stream, column * COLUMN + e]
+                add_to_sums(values_local, x_words, v_words, w_local, 0, 1, (0, 0, 0))
+        sum_over_block(
+            sums_local, values_local, partial_shared, step % 2, thread, 3, _THREADS // WARP, 1
+        )
+        gate_of(gate_local, sums_local, hidden, *constants)
 
-    # store
-    save(saved, gate_local, sums_local, num_saved, token, thread, is_masked, first, streams)
-    for j in T.unroll(streams):
-        gates_local[j] = from_stream(gate_local[0], j, streams)
-    for c in T.unroll(num_rounds, unroll_factor=1):
-        column = c * threads + thread
-        if column < hidden // COLUMN:
-            v_words[T.Ramp(0, 1, 4)] = T.ldg128(kv[token, STREAMS, column * COLUMN])
-            for j in T.unroll(streams):
-                x_words[T.Ramp(0, 1, 4)] = T.ldg128(x[token, first + j, column * COLUMN])
+        # store
+        save(saved, gate_local, sums_local, num_saved, token, thread, is_masked, stream, 1)
+        for c in T.unroll(num_rounds, unroll_factor=2):
+            column = c * _THREADS + thread
+            if column < hidden // COLUMN:
+                v_words[T.Ramp(0, 1, 4)] = T.ldg128(kv[token, STREAMS, column * COLUMN])
+                x_words[T.Ramp(0, 1, 4)] = T.ldg128(x[token, stream, column * COLUMN])
                 if is_masked:
-                    T.stg128(out[token, first + j, column * COLUMN], x_words[T.Ramp(0, 1, 4)])
+                    T.stg128(out[token, stream, column * COLUMN], x_words[T.Ramp(0, 1, 4)])
                 else:
                     for i in T.vectorized(COLUMN):
                         out_local[i] = T.cast(
-                            fma(gates_local[j], element(v_words, i), element(x_words, i)),
+                            fma(gate_local[0], element(v_words, i), element(x_words, i)),
                             "bfloat16",
                         )
-                    for i in T.vectorized(COLUMN):
-                        out[token, first + j, column * COLUMN + i] = out_local[i]
+                    store_column(out, token, stream, column * COLUMN, out_local)
 
 
 def generic(hidden: int | None) -> "PrimFunc":
-    """Build the kernel with one token a block and any number of columns."""
-    threads = _THREADS
-    warps = threads // WARP
+    """Build the kernel for any number of columns."""
+    warps = _THREADS // WARP
     num_tokens = T.dynamic("num_tokens")
     num_masked = T.dynamic("num_masked")
     num_saved = T.dynamic("num_saved")
@@ -114,44 +120,55 @@ def generic(hidden: int | None) -> "PrimFunc":
         num_sms: T.int32,
     ):
         with T.Kernel(
-            T.max(num_tokens, T.min(num_tokens * STREAMS, num_sms * _BLOCKS)),
-            threads=threads,
+            T.min(num_tokens * STREAMS, T.max(num_sms * _BLOCKS, STREAMS)), threads=_THREADS
         ) as block:
+            T.annotate_min_blocks_per_sm(_BLOCKS)
             thread = T.get_thread_binding()
-            token = T.alloc_var("int64", init=T.cast(block, "int64"))
-            partial_shared = T.alloc_shared((1, 3, STREAMS, warps), "float32")
-            is_masked = T.alloc_var("bool", init=False)
+            slots = T.max(num_sms * _BLOCKS, STREAMS)
+            walkers = T.min(num_tokens, slots // STREAMS)
+            partial_shared = T.alloc_shared((2, 3, 1, warps), "float32")
             T.pdl_sync()
-            if num_tokens * STREAMS <= num_sms * _BLOCKS:
-                token = T.cast(block // STREAMS, "int64")
-                if token < T.cast(num_tokens, "int64"):
-                    if num_masked > 0:
-                        is_masked = image_token_mask[token]
-                    _any_columns(
+            if block // STREAMS < walkers:
+                if size <= _THREADS * COLUMN:
+                    by_streams(
                         (x, kv, weight_fused, out),
                         (dot, gate, rstd_x, rstd_k),
+                        image_token_mask,
                         partial_shared,
-                        token,
-                        is_masked,
-                        block % STREAMS,
+                        block,
+                        walkers,
                         thread,
-                        (1, size, num_saved),
+                        (1, _THREADS, size, False),
+                        (num_tokens, num_masked, num_saved),
+                        (eps, clamp_value),
+                        True,
+                    )
+                elif size <= 2 * _THREADS * COLUMN:
+                    by_streams(
+                        (x, kv, weight_fused, out),
+                        (dot, gate, rstd_x, rstd_k),
+                        image_token_mask,
+                        partial_shared,
+                        block,
+                        walkers,
+                        thread,
+                        (2, _THREADS, size, False),
+                        (num_tokens, num_masked, num_saved),
+                        (eps, clamp_value),
+                        False,
+                    )
+                else:
+                    _many_columns(
+                        (x, kv, weight_fused, out),
+                        (dot, gate, rstd_x, rstd_k),
+                        image_token_mask,
+                        partial_shared,
+                        block,
+                        walkers,
+                        thread,
+                        (size, num_tokens, num_masked, num_saved),
                         (eps, clamp_value),
                     )
-            elif block < num_tokens:
-                if num_masked > 0:
-                    is_masked = image_token_mask[token]
-                _any_columns(
-                    (x, kv, weight_fused, out),
-                    (dot, gate, rstd_x, rstd_k),
-                    partial_shared,
-                    token,
-                    is_masked,
-                    0,
-                    thread,
-                    (STREAMS, size, num_saved),
-                    (eps, clamp_value),
-                )
             T.pdl_trigger()
 
     return engram_gate_fwd

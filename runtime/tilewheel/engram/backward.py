@@ -21,8 +21,10 @@ from tilewheel.reference.engram import STREAMS
 
 _SAVED = ("dot", "gate", "rstd_x", "rstd_k")
 _MAX_PARTS = 65536
-# Two blocks of the CUDA kernels share a multiprocessor up to this hidden.
-_MAX_HIDDEN_OF_TWO_BLOCKS = 2560
+# Of the CUDA kernels that copy through shared memory, by hidden: blocks on a multiprocessor, and
+# from how many tokens a block on a part for each block is faster than for each four, as measured.
+# The kernel for any other hidden has two blocks, each with one stream of a part.
+_RINGS = {2048: (2, 16), 2560: (2, 8), 4096: (1, 32), 5120: (1, 8), 7168: (1, 2)}
 
 
 def engram_gate_bwd(
@@ -68,8 +70,8 @@ def engram_gate_bwd(
         clamp_value: as in ``engram_gate_fwd``, a positive float32.
         image_token_mask: as in ``engram_gate_fwd``: a masked token's grad_x is its grad_out, its
             grad_kv is 0, and it does not count in grad_w_partial, whatever its other values are.
-        num_parts: how many partial sums, 1 to 65536. Each is one block on CUDA; None chooses what
-            fills the device, and not more than num_tokens.
+        num_parts: how many partial sums, 1 to 65536. Each is one block on CUDA, or four if that
+            many fit at once; None chooses what fills the device, and not more than num_tokens.
 
     Returns:
         (grad_x, grad_kv, grad_w_partial): as ``x``; as ``kv``; [num_parts, 4, hidden] float32,
@@ -98,7 +100,8 @@ def engram_gate_bwd(
             launch = bound.get(("engram_gate_bwd", x.device, hidden, active()))
             is_plain = not checks.any_negated(*tensors, image_token_mask)
             if launch is not None and num_tokens and is_plain:
-                num_parts = max(1, min(num_tokens, _most_parts(x.device, hidden, active())))
+                few, many, least = _known_part_counts(x.device, hidden, active())
+                num_parts = min(num_tokens, many if num_tokens >= least else few)
                 return _launch(launch, tensors, clamp_value, image_token_mask, num_parts)
     except Exception:
         # The explanation is worth its time only now; functorch's tensors fail at the launch.
@@ -143,15 +146,20 @@ def _num_cores(device: Any, selected: str | None) -> int:
     return 1
 
 
-def _num_blocks(device: Any, hidden: int) -> int:
-    """Return how many blocks share a core."""
-    return 2 if device.type == "cuda" and hidden <= _MAX_HIDDEN_OF_TWO_BLOCKS else 1
+def _part_counts(device: Any, hidden: int, num_cores: int) -> tuple[int, int, int]:
+    """Return the parts for few tokens, those for many, and how many tokens are many."""
+    if device.type != "cuda":
+        return num_cores, num_cores, 1
+    per_core, least_tokens = _RINGS.get(hidden, (2, 0))
+    blocks = num_cores * per_core
+    few = max(1, blocks // STREAMS)
+    return (few, blocks, blocks * least_tokens) if least_tokens else (few, few, 1)
 
 
 @cache
-def _most_parts(device: Any, hidden: int, selected: str | None) -> int:
-    """Return what fills the device, remembered for calls that are not traced."""
-    return _num_blocks(device, hidden) * _num_cores(device, selected)
+def _known_part_counts(device: Any, hidden: int, selected: str | None) -> tuple[int, int, int]:
+    """Remember them for calls that are not traced."""
+    return _part_counts(device, hidden, _num_cores(device, selected))
 
 
 def _active_cores(device: Any) -> int:
@@ -164,9 +172,11 @@ _active_cores._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def _num_parts(x: Tensor) -> int:
     """Return what fills the device and is at least 1 and at most the number of tokens."""
-    most = _num_blocks(x.device, x.shape[2]) * _active_cores(x.device)
-    # These two keep a traced number of tokens symbolic.
-    return torch.sym_max(1, torch.sym_min(x.shape[0], most))  # type: ignore[no-any-return]
+    num_tokens = x.shape[0]
+    few, many, least_tokens = _part_counts(x.device, int(x.shape[2]), _active_cores(x.device))
+    # These keep a traced number of tokens symbolic.
+    most = few + (many - few) * torch.sym_min(1, num_tokens // least_tokens)
+    return torch.sym_max(1, torch.sym_min(num_tokens, most))  # type: ignore[no-any-return]
 
 
 def _parts(x: Tensor, num_parts: int | None) -> int:
