@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, bfloat16, empty, float32
 from torch.autograd.graph import increment_version
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 from tilewheel import checks, torch_ops
 from tilewheel.backend import active
@@ -165,7 +165,10 @@ _active_cores._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def _num_parts(x: Tensor) -> int:
     """Return what fills the device and is at least 1 and at most the number of tokens."""
     most = _num_blocks(x.device, x.shape[2]) * _active_cores(x.device)
-    # These two keep a traced number of tokens symbolic.
+    # Both keep a traced number of tokens symbolic. Dynamo of torch 2.11 has no sym_min of two plain
+    # numbers and takes the builtins of any; elsewhere the builtins would make the number plain.
+    if is_dynamo_compiling():
+        return max(1, min(x.shape[0], most))
     return torch.sym_max(1, torch.sym_min(x.shape[0], most))  # type: ignore[no-any-return]
 
 

@@ -198,8 +198,13 @@ def _launch(
     save_for_backward: bool,
     mask: Tensor | None,
     out: Tensor | None = None,
+    *,
+    own_memory: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    """Launch on plain tensors; the result goes to ``out`` or to a new tensor."""
+    """Launch on plain tensors; the result goes to ``out`` or to a new tensor.
+
+    With ``own_memory`` the saved numbers share none with each other.
+    """
     device = x.device
     if out is None:
         out = empty(x.shape, dtype=bfloat16, device=device)
@@ -212,8 +217,11 @@ def _launch(
         launch(x, kv, weight_fused, mask, out, none, none, none, none, eps, clamp_value)
         return out, None, None, None, None
     shape = (x.shape[0], STREAMS)
-    # One allocation: on a GPU each takes as long as the launch.
-    dot, gate, rstd_x, rstd_k = empty((4, *shape), dtype=float32, device=device).unbind()
+    if own_memory:
+        dot, gate, rstd_x, rstd_k = (empty(shape, dtype=float32, device=device) for _ in range(4))
+    else:
+        # One allocation: on a GPU each takes as long as the launch.
+        dot, gate, rstd_x, rstd_k = empty((4, *shape), dtype=float32, device=device).unbind()
     launch(x, kv, weight_fused, mask, out, dot, gate, rstd_x, rstd_k, eps, clamp_value)
     return out, dot, gate, rstd_x, rstd_k
 
@@ -239,6 +247,8 @@ def _run(
     save_for_backward: bool,
     mask: Tensor | None,
     inplace: bool,
+    *,
+    own_memory: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """Run ``engram_gate_fwd`` on real tensors that are checked."""
     launch = bind("engram_gate_fwd", x.device, hidden=x.shape[2])
@@ -252,9 +262,8 @@ def _run(
         if not save_for_backward:
             return out, None, None, None, None
         return out, saved[0], saved[1], saved[2], saved[3]
-    numbers = (float(eps), float(clamp_value))
-    target = x if inplace else None
-    result = _launch(launch, x, kv, weight_fused, *numbers, save_for_backward, mask, target)
+    values = (x, kv, weight_fused, float(eps), float(clamp_value), save_for_backward, mask)
+    result = _launch(launch, *values, x if inplace else None, own_memory=own_memory)
     if inplace:
         # What an operator of torch does when it writes: autograd notices if it had saved x.
         increment_version(x)
@@ -292,7 +301,9 @@ def _run_op(
     clamp_value: float,
     save_for_backward: bool,
 ) -> tuple[Tensor, ...]:
-    out, *saved = _run(x, kv, weight_fused, eps, clamp_value, save_for_backward, mask, False)
+    values = (x, kv, weight_fused, eps, clamp_value, save_for_backward, mask)
+    # Results of an operator of torch may not be views of one memory.
+    out, *saved = _run(*values, False, own_memory=True)
     if save_for_backward:
         return (out, *(each for each in saved if each is not None))
     return (out, *(empty((0, STREAMS), dtype=float32, device=x.device) for _ in range(4)))
