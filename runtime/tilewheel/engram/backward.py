@@ -164,12 +164,13 @@ _active_cores._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def _num_parts(x: Tensor) -> int:
     """Return what fills the device and is at least 1 and at most the number of tokens."""
+    num_tokens: int = x.shape[0]
     most = _num_blocks(x.device, x.shape[2]) * _active_cores(x.device)
     # Both keep a traced number of tokens symbolic. Dynamo of torch 2.11 has no sym_min of two plain
     # numbers and takes the builtins of any; elsewhere the builtins would make the number plain.
     if is_dynamo_compiling():
-        return max(1, min(x.shape[0], most))
-    return torch.sym_max(1, torch.sym_min(x.shape[0], most))  # type: ignore[no-any-return]
+        return max(1, min(num_tokens, most))
+    return torch.sym_max(1, torch.sym_min(num_tokens, most))  # type: ignore[no-any-return]
 
 
 def _parts(x: Tensor, num_parts: int | None) -> int:
