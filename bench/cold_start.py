@@ -25,46 +25,14 @@ from pathlib import Path
 from typing import Any
 
 import measure
+from first_calls import TOTAL, Run
 
 PROFILE = "deepseek-v4-flash"
 NUM_TOKENS = 64
 RUNS = 5
-TOTAL = "all, after torch"
-BEFORE = "torch, context and inputs"
 OURS, PEER_COLD, PEER_WARM = "tilewheel", "peer, cold cache", "peer, warm cache"
 BUDGET_MS = 500.0
-
-Run = dict[str, float]
-
-
-def child(library_name: str, wanted: Sequence[tuple[str, dict[str, Any]]]) -> Run:
-    """Call each case once in this process, which has imported nothing; return seconds by phase."""
-    started = time.perf_counter()
-    import torch
-
-    from cases import case_of
-
-    cases = [case_of(operator, parameters) for operator, parameters in wanted]
-    calls = [(case, _call(case, library_name)) for case in cases]
-    inputs = [case.inputs(NUM_TOKENS, "cuda") for case in cases]
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
-    library = __import__(library_name)
-    spent = {BEFORE: begin - started, "import": time.perf_counter() - begin}
-    for (case, call), tensors in zip(calls, inputs, strict=True):
-        before = time.perf_counter()
-        call(library, tensors)
-        torch.cuda.synchronize()
-        spent[case.name] = time.perf_counter() - before
-    spent[TOTAL] = time.perf_counter() - begin
-    return spent
-
-
-def _call(case: Any, library_name: str) -> Callable[[Any, Any], Any]:
-    call: Callable[[Any, Any], Any] = (
-        case.peer if library_name == "tile_kernels" else case.allocating
-    )
-    return call
+FIRST_CALLS = Path(__file__).with_name("first_calls.py")
 
 
 def wanted_of(profile: str) -> list[tuple[str, dict[str, Any]]]:
@@ -86,9 +54,9 @@ def wanted_of(profile: str) -> list[tuple[str, dict[str, Any]]]:
 def spawn(
     library_name: str, wanted: Sequence[tuple[str, dict[str, Any]]], environment: dict[str, str]
 ) -> Run:
-    """Return what ``child`` says in a fresh process."""
+    """Return what ``first_calls`` says in a fresh process."""
     done = subprocess.run(
-        [sys.executable, __file__, "--child", library_name, json.dumps(wanted)],
+        [sys.executable, str(FIRST_CALLS), library_name, str(NUM_TOKENS), json.dumps(wanted)],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
@@ -129,9 +97,6 @@ def with_peer(wanted: Sequence[tuple[str, dict[str, Any]]]) -> list[tuple[str, d
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["--child"]:
-        print(json.dumps(child(sys.argv[2], json.loads(sys.argv[3]))))
-        return
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("output", type=Path)
     parser.add_argument("--profile", default=PROFILE)

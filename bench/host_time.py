@@ -23,6 +23,8 @@ from tilewheel.ffi import tvm_ffi
 
 # No other dimension of a case has this size, so that zero tokens can be made of any tensor.
 NUM_TOKENS = 61
+# Their partial sums are as many as these tokens and never none.
+_NEED_TOKENS = ("engram_gate_bwd", "grad_w_reduce")
 
 EMPTY = "torch.empty of the outputs"
 FFI = "empty TVM-FFI call"
@@ -112,11 +114,12 @@ def rows(case: Case, peer: Any, device: str, *, with_compile: bool) -> Timed:
     known = {tensor.data_ptr() for tensor in tensors_of(tensors)}
     made = [t for t in tensors_of(case.allocating(tw, tensors)) if t.data_ptr() not in known]
     if made:
-        shapes = [(tensor.shape, tensor.dtype) for tensor in made]
-        timed[EMPTY] = lambda: [torch.empty(s, dtype=d, device=device) for s, d in shapes]
+        like = [(tensor.shape, tensor.dtype, tensor.device) for tensor in made]
+        timed[EMPTY] = lambda: [torch.empty(s, dtype=t, device=d) for s, t, d in like]
     timed[FFI] = lambda: empty(*given)
     nothing = tuple(without_tokens(argument) for argument in arguments)
-    if any(new is not old for new, old in zip(nothing, arguments, strict=True)):
+    changed = any(new is not old for new, old in zip(nothing, arguments, strict=True))
+    if changed and case.operator not in _NEED_TOKENS:
         timed[CHECKED] = partial(function, *nothing)
     timed[ARTIFACT] = partial(function, *arguments)
     if case.preallocated is not None:

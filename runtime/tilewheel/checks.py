@@ -138,7 +138,9 @@ def is_writable(out: Tensor, *inputs: Tensor | None) -> bool:
         end = begin + out.nbytes if out.is_contiguous() else _span(out)[1]
         for tensor in inputs:
             # Most inputs lie behind ``out`` or end before it: that takes few numbers of each.
-            if tensor is not None and tensor.data_ptr() < end and begin < _span(tensor)[1]:
+            if tensor is None or (first := tensor.data_ptr()) >= end:
+                continue
+            if begin < (first + tensor.nbytes if tensor.is_contiguous() else _span(tensor)[1]):
                 return False
     except RuntimeError:  # it has no memory of its own: sparse, or of functorch
         return False

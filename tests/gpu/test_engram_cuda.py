@@ -382,8 +382,10 @@ def test_torch_ops_pass_opcheck(masked: bool, num_tokens: int) -> None:
     torch.library.opcheck(ops.grad_w_reduce.default, arguments)
 
 
+# None compiles for the first number of tokens and makes it dynamic at the second.
+@pytest.mark.parametrize("dynamic", [True, None])
 @pytest.mark.parametrize("hidden", [576, 2560])
-def test_compile_with_a_dynamic_number_of_tokens(hidden: int) -> None:
+def test_compile_with_a_dynamic_number_of_tokens(hidden: int, dynamic: bool | None) -> None:
     weights = [torch.nn.Parameter(weight) for weight in inputs(2, hidden)[0]]
 
     def step(function: Any, x: torch.Tensor, kv: torch.Tensor, grad_out: torch.Tensor) -> Tensors:
@@ -392,7 +394,7 @@ def test_compile_with_a_dynamic_number_of_tokens(hidden: int) -> None:
 
     torch._dynamo.reset()
     compiled = torch.compile(
-        tw.modeling.engram_gate, fullgraph=True, dynamic=True, backend="aot_eager"
+        tw.modeling.engram_gate, fullgraph=True, dynamic=dynamic, backend="aot_eager"
     )
     for num_tokens in (300, 2, 7, 131):
         x, kv, _, grad_out = inputs(num_tokens, hidden)

@@ -29,6 +29,7 @@ import host_time  # noqa: E402
 import measure  # noqa: E402
 import report  # noqa: E402
 import run as bench_run  # noqa: E402
+import warm_peer  # noqa: E402
 from cases import BUILDERS, CASES, HOST_CASES, Case, case_of, tensors_of  # noqa: E402
 
 SPECS = [yaml.safe_load(path.read_text()) for path in sorted((ROOT / "specs").glob("*/*.yaml"))]
@@ -207,6 +208,25 @@ def test_cold_start_has_a_record_for_each_phase_and_says_how_many_runs():
         "runs": 2,
     }
     assert second["phase"] == "all, after torch"
+
+
+@pytest.mark.parametrize("module", ["first_calls", "cases"])
+def test_nothing_of_a_library_is_there_before_its_clock_starts(module):
+    code = f"import sys, {module}; print([m for m in ('tilewheel', 'measure') if m in sys.modules])"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT / "bench", capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_what_is_compiled_beforehand_is_every_case_that_the_peer_has(monkeypatch):
+    gate = ("topk_gate", {"num_experts": 160, "num_topk": 4})
+    norm = ("mhc_pre_big_fuse_fwd", {"hidden": 64, "output_norm": True})
+    monkeypatch.setattr(cold_start, "wanted_of", lambda profile: [gate, norm])
+    warm_peer.cases_of.cache_clear()
+    names = set(warm_peer.cases_of("p"))
+    warm_peer.cases_of.cache_clear()
+    with_peer = {name for name, case in EVERY_CASE.items() if case.peer is not None}
+    assert names == with_peer | {"topk_gate E160 k4"}
 
 
 def test_peer_is_asked_for_what_it_has():

@@ -127,3 +127,15 @@ def test_memory_is_writable_where_no_input_lies():
     assert not checks.is_writable(torch.zeros(4, requires_grad=True))
     assert not checks.is_writable(torch.zeros(4).to_sparse(), memory)
     assert not checks.is_writable(torch.nn.Parameter(torch.zeros(4), requires_grad=False))
+
+
+def test_operator_of_torch_returns_results_with_memory_of_their_own(loaded, monkeypatch):
+    monkeypatch.setattr(tw.engram.forward, "bind", lambda *_, **__: loaded.get(()))
+    arguments = (streams(2, 4, 64), streams(2, 5, 64), torch.zeros(4, 64))
+    own = torch.ops.tilewheel.engram_gate_fwd(*arguments, None, 1e-6, 1e-6, True)
+    assert loaded.num_launches == 1
+    assert len({each.untyped_storage().data_ptr() for each in own}) == 5
+    # A plain call needs no more than one allocation for the four.
+    plain = tw.engram.engram_gate_fwd(*arguments, 1e-6, 1e-6)
+    assert loaded.num_launches == 2
+    assert len({each.untyped_storage().data_ptr() for each in plain}) == 2

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, bfloat16, empty, float32
 from torch.autograd.graph import increment_version
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 from tilewheel import checks, torch_ops
 from tilewheel.backend import active
@@ -172,11 +172,13 @@ _active_cores._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def _num_parts(x: Tensor) -> int:
     """Return what fills the device and is at least 1 and at most the number of tokens."""
-    num_tokens = x.shape[0]
+    num_tokens: int = x.shape[0]
     few, many, least_tokens = _part_counts(x.device, int(x.shape[2]), _active_cores(x.device))
-    # These keep a traced number of tokens symbolic.
-    most = few + (many - few) * torch.sym_min(1, num_tokens // least_tokens)
-    return torch.sym_max(1, torch.sym_min(num_tokens, most))  # type: ignore[no-any-return]
+    # All keep a traced number of tokens symbolic. Dynamo of torch 2.11 has no sym_min of two plain
+    # numbers and takes the builtins of any; elsewhere the builtins would make the number plain.
+    lower, higher = (min, max) if is_dynamo_compiling() else (torch.sym_min, torch.sym_max)
+    most = few + (many - few) * lower(1, num_tokens // least_tokens)
+    return higher(1, lower(num_tokens, most))
 
 
 def _parts(x: Tensor, num_parts: int | None) -> int:

@@ -211,8 +211,10 @@ def _launch(
     clamp_value: float,
     save_for_backward: bool,
     inplace: bool,
+    *,
+    own_memory: bool = False,
 ) -> _Results:
-    """Launch on plain tensors."""
+    """Launch on plain tensors; with ``own_memory`` the saved numbers share none with each other."""
     device = x.device
     out = x if inplace else empty(x.shape, dtype=bfloat16, device=device)
     no_mask, none = _absent(device)
@@ -224,8 +226,11 @@ def _launch(
         launch(x, kv, weight_fused, mask, out, none, none, none, none, eps, clamp_value)
         return out, None, None, None, None
     shape = (x.shape[0], STREAMS)
-    # One allocation: on a GPU each takes as long as the launch.
-    dot, gate, rstd_x, rstd_k = empty((4, *shape), dtype=float32, device=device).unbind()
+    if own_memory:
+        dot, gate, rstd_x, rstd_k = (empty(shape, dtype=float32, device=device) for _ in range(4))
+    else:
+        # One allocation: on a GPU each takes as long as the launch.
+        dot, gate, rstd_x, rstd_k = empty((4, *shape), dtype=float32, device=device).unbind()
     launch(x, kv, weight_fused, mask, out, dot, gate, rstd_x, rstd_k, eps, clamp_value)
     return out, dot, gate, rstd_x, rstd_k
 
@@ -242,7 +247,7 @@ def absent_mask(device: Any) -> Tensor:
     return _absent(device)[0]
 
 
-def _run(call: _Call) -> _Results:
+def _run(call: _Call, *, own_memory: bool = False) -> _Results:
     """Run ``engram_gate_fwd`` on real tensors that are checked."""
     x, kv, weight_fused, mask, eps, clamp_value, save_for_backward, inplace = call
     launch = bind("engram_gate_fwd", x.device, hidden=x.shape[2])
@@ -257,7 +262,8 @@ def _run(call: _Call) -> _Results:
             return out, None, None, None, None
         return out, saved[0], saved[1], saved[2], saved[3]
     numbers = (float(eps), float(clamp_value))
-    result = _launch(launch, x, kv, weight_fused, mask, *numbers, save_for_backward, inplace)
+    values = (x, kv, weight_fused, mask, *numbers, save_for_backward, inplace)
+    result = _launch(launch, *values, own_memory=own_memory)
     if inplace:
         # What an operator of torch does when it writes: autograd notices if it had saved x.
         increment_version(x)
@@ -277,7 +283,8 @@ def _traced(call: _Call) -> _Results:
 
 def _run_op(*values: Any) -> tuple[Tensor, ...]:
     call = _Call(*values)
-    out, *saved = _run(call)
+    # Results of an operator of torch may not be views of one memory.
+    out, *saved = _run(call, own_memory=True)
     if call.save_for_backward:
         return (out, *(each for each in saved if each is not None))
     return (out, *(empty((0, STREAMS), dtype=float32, device=out.device) for _ in range(4)))

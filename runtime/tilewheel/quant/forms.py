@@ -20,6 +20,7 @@ from tilewheel.reference.quant import CLAMP_MIN, CLAMP_MIN_E4M3_SF, MAX_VALUE
 FORMATS = ("e4m3", "e2m1")
 GROUP_SIZES = (16, 32, 64, 128)
 _ASCEND_GROUP_SIZE = 32
+_MAX_BLOCK = 2**31 - 1
 NAMES = {
     torch.bfloat16: "bfloat16",
     torch.float32: "float32",
@@ -253,8 +254,13 @@ def block_size(where: str, value: Any) -> tuple[int, int]:
     """Return (tokens, channels) that share a scale."""
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise TypeError(f"{where}: is {value!r}, must be (tokens, channels)")
-    tokens = checks.integer(f"{where}[0]", value[0], 1, 2**31 - 1)
-    channels = checks.integer(f"{where}[1]", value[1], 16, 2**31 - 1)
+    if type(value[0]) is type(value[1]) is int:
+        tokens, channels = value
+        # What passes is worth no message made in advance.
+        if 1 <= tokens <= _MAX_BLOCK and 16 <= channels <= _MAX_BLOCK and channels % 16 == 0:
+            return tokens, channels
+    tokens = checks.integer(f"{where}[0]", value[0], 1, _MAX_BLOCK)
+    channels = checks.integer(f"{where}[1]", value[1], 16, _MAX_BLOCK)
     if channels % 16:
         raise ValueError(f"{where}[1]: is {channels}, must be a multiple of 16")
     return tokens, channels
