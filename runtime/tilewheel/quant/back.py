@@ -63,7 +63,7 @@ def cast_back(
         shape = (data.shape[0], hidden)
         checks.output("cast_back: out", out, like=data, name="x", shape=shape, of=_DTYPES[fmt])
         checks.separate("cast_back: out", out, "x[1]", sf)
-    if is_compiling() or torch_ops.is_traced(data):
+    if is_compiling() or torch_ops.is_traced(data, sf, out):
         result: Tensor = _cast_back_op(data, sf, fmt, *block)
         return result if out is None else out.copy_(result)
     return _cast_back(data, sf, fmt, *block, out)
@@ -104,11 +104,8 @@ def _fast_cast_back(x: Any, fmt: str, block: tuple[int, int], out: Tensor | None
         out = empty(shape, dtype=_DTYPES[fmt], device=data.device)
     elif not checks.is_writable(out, data, sf) or out.shape != shape:
         return None
-    try:
-        launch(data, sf, out, *block)
-    except (TypeError, ValueError):  # what the launcher refuses
-        return None
-    return out
+    is_done = checks.launched(launch, data, sf, out, *block)
+    return out if is_done else None
 
 
 def _cast_back(
