@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torch import Tensor, empty, float32, int64
+from torch.autograd.graph import increment_version
 from torch.compiler import is_compiling
 
 from tilewheel import checks, torch_ops
@@ -69,6 +70,7 @@ def topk_gate(scores: Tensor, num_topk: int, *, out: Tensor | None = None) -> Te
                     return idx
                 if checks.is_writable(out, scores):
                     launch(scores, out)
+                    increment_version(out)
                     return out
     except Exception:
         # The explanation is worth its time only now.
@@ -91,11 +93,12 @@ def _topk_gate_checked(scores: Tensor, num_topk: int, out: Tensor | None = None)
     if launch is None:
         idx = reference.topk_gate(scores.detach(), num_topk)
         return idx if out is None else out.copy_(idx)
-    if out is None:
-        out = empty((num_tokens, num_topk), dtype=int64, device=scores.device)
+    idx = empty((num_tokens, num_topk), dtype=int64, device=scores.device) if out is None else out
     if num_tokens:
-        launch(scores, out)
-    return out
+        launch(scores, idx)
+        if out is not None:
+            increment_version(out)
+    return idx
 
 
 def _topk_gate_traced(scores: Tensor, num_topk: int, out: Tensor | None) -> Tensor:

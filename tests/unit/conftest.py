@@ -251,3 +251,11 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> Loaded:
             monkeypatch.setattr(module, "bound", table)
     monkeypatch.setattr(dispatch, "bound", table)
     return table
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> Loaded:
+    """Make every artifact one that the first call of an operator finds."""
+    table = Loaded()
+    monkeypatch.setattr(dispatch, "bound", table)
+    return table

@@ -230,12 +230,16 @@ def fake(tensor: torch.Tensor) -> torch.Tensor:
         return mode.from_tensor(tensor)
 
 
+@pytest.mark.parametrize("artifacts", ["loaded", "found"])
 @pytest.mark.parametrize(("name", "arguments", "argument", "i"), places())
-def test_fake_tensor_among_real_ones_is_never_launched(loaded, name, arguments, argument, i):
+def test_fake_tensor_among_real_ones_is_never_launched(
+    request, artifacts, name, arguments, argument, i
+):
+    table = request.getfixturevalue(artifacts)
     # Torch says that it cannot mix them, where there is another one.
     with suppress(AssertionError, RuntimeError, TypeError):
         call(name, replaced(arguments, argument, i, fake))
-    given = [type(argument) for launch in loaded.launches for argument in launch]
+    given = [type(argument) for launch in table.launches for argument in launch]
     assert torch._subclasses.FakeTensor not in given
 
 
@@ -272,3 +276,28 @@ def test_launch_that_fails_is_not_tried_again(loaded, monkeypatch, name, argumen
     with pytest.raises(RuntimeError, match="as the driver says it"):
         call(name, arguments)
     assert loaded.num_launches == 1
+
+
+WRITTEN = {
+    "engram.grad_w_reduce": ("grad_weight_hidden", "grad_weight_embed"),
+    "transform.apply_rotary": ("query", "key"),
+}
+
+
+@pytest.mark.parametrize("artifacts", ["loaded", "found"])
+@pytest.mark.parametrize(("name", "arguments"), CALLS, ids=[name for name, _ in CALLS])
+def test_autograd_learns_what_is_written_and_that_alone(request, artifacts, name, arguments):
+    table = request.getfixturevalue(artifacts)
+    given = {key: tensors_of(value) for key, value in arguments.items()}
+    before = {key: [t._version for t in tensors] for key, tensors in given.items()}
+    call(name, arguments)
+    assert table.num_launches >= 1
+    for key, tensors in given.items():
+        step = 1 if key in WRITTEN.get(name, ("out",)) else 0
+        assert [t._version - step for t in tensors] == before[key], key
+
+
+def tensors_of(value: object) -> list[torch.Tensor]:
+    """Return the tensors of an argument."""
+    values = value if isinstance(value, tuple) else (value,)
+    return [each for each in values if isinstance(each, torch.Tensor)]

@@ -95,10 +95,16 @@ def _fast_fused_weight(
     if launch is None or not checks.are_plain(weight_hidden, weight_embed):
         return None
     if out is None:
-        out = empty(weight_hidden.shape, dtype=float32, device=weight_hidden.device)
-    elif not checks.is_writable(out, weight_hidden, weight_embed):
+        product = empty(weight_hidden.shape, dtype=float32, device=weight_hidden.device)
+    elif checks.is_writable(out, weight_hidden, weight_embed):
+        product = out
+    else:
         return None
-    return out if checks.launched(launch, weight_hidden, weight_embed, out) else None
+    if not checks.launched(launch, weight_hidden, weight_embed, product):
+        return None
+    if out is not None:
+        increment_version(out)
+    return product
 
 
 def _fused_weight(weight_hidden: Tensor, weight_embed: Tensor, out: Tensor | None = None) -> Tensor:
@@ -109,6 +115,7 @@ def _fused_weight(weight_hidden: Tensor, weight_embed: Tensor, out: Tensor | Non
     if out is None:
         out = empty(weight_hidden.shape, dtype=float32, device=weight_hidden.device)
     launch(weight_hidden, weight_embed, out)
+    increment_version(out)
     return out
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor, bfloat16, empty, float32, int8
+from torch.autograd.graph import increment_version
 from torch.compiler import is_compiling
 
 from tilewheel import checks, torch_ops
@@ -115,8 +116,12 @@ def _fast_cast(x: Tensor, form: Form, least: float, out: Pair | None) -> Pair | 
         data, sf = out
     else:
         return None
-    is_done = checks.launched(launch, x, data, _sf_argument(form, sf), least, form.num_per_channels)
-    return (data, sf) if is_done else None
+    argument = _sf_argument(form, sf)
+    if not checks.launched(launch, x, data, argument, least, form.num_per_channels):
+        return None
+    if out is not None:
+        increment_version(out)
+    return data, sf
 
 
 def _is_writable(form: Form, out: Pair, *inputs: Tensor) -> bool:
@@ -160,6 +165,8 @@ def _cast(where: str, x: Tensor, form: Form, least: float, out: Pair | None) -> 
     data, sf = empty_pair(form, x, hidden) if out is None else out
     if x.shape[0]:
         launch(aligned(x), data, _sf_argument(form, sf), least, size)
+        if out is not None:
+            increment_version(out)
     return data, sf
 
 
@@ -198,6 +205,8 @@ def _recast(
     new_data, sf = empty_pair(form, data, hidden) if out is None else out
     if data.shape[0]:
         launch(aligned(data), x_sf, new_data, sf, least, form.num_per_channels, *block)
+        if out is not None:
+            increment_version(out)
     return new_data, sf
 
 
@@ -215,10 +224,11 @@ def _fast_recast(
         new_data, sf = out
     else:
         return None
-    is_done = checks.launched(
-        launch, data, x_sf, new_data, sf, least, form.num_per_channels, *block
-    )
-    return (new_data, sf) if is_done else None
+    if not checks.launched(launch, data, x_sf, new_data, sf, least, form.num_per_channels, *block):
+        return None
+    if out is not None:
+        increment_version(out)
+    return new_data, sf
 
 
 def _pair_block(where: str, x_block_size: Any) -> tuple[int, int]:
