@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, bfloat16, dtype, strided
 from torch.compiler import is_compiling
+from torch.nn import Parameter
 
 from tilewheel import torch_ops
 
@@ -116,13 +118,43 @@ def output(
     separate(where, out, name, like)
 
 
-def any_negated(*tensors: Tensor | None) -> bool:
-    """Return whether a tensor is a lazily negated view, whose memory a kernel would misread."""
+def are_plain(*tensors: Tensor | None) -> bool:
+    """Return whether a kernel may be given tensors as they are, without an operator of torch.
+
+    Not if one is of a subclass, which may have no memory, or a lazily negated view, whose memory a
+    kernel would misread; nor inside a dispatch mode or functorch, which are to see the operator.
+    """
     # A loop: every call of an operator comes here, and a generator takes a third longer.
-    for tensor in tensors:  # noqa: SIM110
-        if tensor is not None and tensor.is_neg():
-            return True
-    return False
+    for tensor in tensors:
+        if tensor is not None and (
+            (type(tensor) is not Tensor and type(tensor) is not Parameter) or tensor.is_neg()
+        ):
+            return False
+    return not torch_ops.is_intercepted()
+
+
+def launched(launch: Callable[..., Any], *arguments: Any) -> bool:
+    """Launch; return False where an argument is refused, so that nothing has run.
+
+    The checks that explain are to say why. What fails otherwise is raised and must not be tried
+    again: a kernel may have added to what it writes.
+    """
+    try:
+        launch(*arguments)
+    except (TypeError, ValueError):  # what the launcher refuses
+        return False
+    except RuntimeError:
+        # What torch does not hand on comes as the error that a driver's is too.
+        if any(isinstance(value, Tensor) and _has_no_layout(value) for value in arguments):
+            return False
+        raise
+    return True
+
+
+def _has_no_layout(tensor: Tensor) -> bool:
+    return bool(
+        tensor.is_meta or tensor.is_nested or tensor.is_quantized or tensor.layout is not strided
+    )
 
 
 def is_writable(out: Tensor, *inputs: Tensor | None) -> bool:
@@ -152,8 +184,7 @@ def separate(where: str, out: Tensor, name: str, other: Tensor) -> None:
 
     Traced tensors have no memory yet.
     """
-    is_traced = torch_ops.is_traced(out) or torch_ops.is_traced(other)
-    if not is_traced and overlap(out, other):
+    if not torch_ops.is_traced(out, other) and overlap(out, other):
         raise ValueError(f"{where}: shares memory with {name}, must not")
 
 

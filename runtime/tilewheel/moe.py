@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torch import Tensor, empty, float32, int64
+from torch.autograd.graph import increment_version
 from torch.compiler import is_compiling
 
 from tilewheel import checks, torch_ops
@@ -57,33 +58,27 @@ def topk_gate(scores: Tensor, num_topk: int, *, out: Tensor | None = None) -> Te
             and type(num_topk) is int
             and scores.dtype is float32
             and scores.is_contiguous()
-            and not scores.is_neg()
+            and checks.are_plain(scores)
         ):
             num_tokens, num_experts = scores.shape
             device = scores.device
             launch = bound.get(("topk_gate", device, num_experts, num_topk, active()))
             if launch is not None and num_tokens:
-                idx = out
-                if idx is None:
+                if out is None:
                     idx = empty((num_tokens, num_topk), dtype=int64, device=device)
-                elif (
-                    type(idx) is not Tensor
-                    or idx.is_neg()
-                    or -4 * num_tokens * num_experts
-                    < scores.data_ptr() - idx.data_ptr()
-                    < 8 * num_tokens * num_topk
-                ):
-                    return _topk_gate_checked(scores, num_topk, out)
-                launch(scores, idx)
-                return idx
+                    launch(scores, idx)
+                    return idx
+                if checks.is_writable(out, scores):
+                    launch(scores, out)
+                    increment_version(out)
+                    return out
     except Exception:
-        # The explanation is worth its time only now; functorch's tensors fail at the launch.
+        # The explanation is worth its time only now.
         _check_topk_gate(scores, num_topk)
         if out is not None:
             _check_topk_gate_out(out, scores, num_topk)
-        if not torch_ops.is_traced(scores):
-            raise
-    if isinstance(scores, Tensor) and torch_ops.is_traced(scores):
+        raise
+    if torch_ops.is_traced(scores, out):
         return _topk_gate_traced(scores, num_topk, out)
     return _topk_gate_checked(scores, num_topk, out)
 
@@ -98,11 +93,12 @@ def _topk_gate_checked(scores: Tensor, num_topk: int, out: Tensor | None = None)
     if launch is None:
         idx = reference.topk_gate(scores.detach(), num_topk)
         return idx if out is None else out.copy_(idx)
-    if out is None:
-        out = empty((num_tokens, num_topk), dtype=int64, device=scores.device)
+    idx = empty((num_tokens, num_topk), dtype=int64, device=scores.device) if out is None else out
     if num_tokens:
-        launch(scores, out)
-    return out
+        launch(scores, idx)
+        if out is not None:
+            increment_version(out)
+    return idx
 
 
 def _topk_gate_traced(scores: Tensor, num_topk: int, out: Tensor | None) -> Tensor:

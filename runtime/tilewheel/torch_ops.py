@@ -53,18 +53,22 @@ def define(
     return getattr(torch.ops.tilewheel, name).default
 
 
-def is_traced(tensor: Tensor) -> bool:
-    """Return whether a call on ``tensor`` must go through its ``torch.ops`` operator.
+def is_traced(*arguments: object) -> bool:
+    """Return whether a call with these arguments must go through its ``torch.ops`` operator.
 
-    So it is for fake and functional tensors, other subclasses, and where ``is_intercepted``.
-    ``torch.nn.Parameter`` is plain data.
+    So it is if one is a fake or functional tensor or of another subclass, and where
+    ``is_intercepted``. ``torch.nn.Parameter`` is plain data.
     """
-    return type(tensor) not in (Tensor, torch.nn.Parameter) or is_intercepted()
+    for argument in arguments:
+        if isinstance(argument, Tensor) and type(argument) not in (Tensor, torch.nn.Parameter):
+            return True
+    return is_intercepted()
+
+
+_interpreters = torch._C._functorch.peek_interpreter_stack
+_num_modes = torch._C._len_torch_dispatch_stack
 
 
 def is_intercepted() -> bool:
     """Return whether this is inside a functorch transform or a dispatch mode, for any tensor."""
-    return (
-        torch._C._functorch.peek_interpreter_stack() is not None
-        or torch._C._len_torch_dispatch_stack() > 0
-    )
+    return _interpreters() is not None or _num_modes() > 0

@@ -96,11 +96,10 @@ def apply_rotary(
         # Only what the launcher cannot see: it checks the rest, and what is not plain goes the
         # longer way below.
         if (
-            type(query) is Tensor
+            checks.are_plain(query, cos_sin_cache, key, positions)
             and query.ndim == 3
             and not query.requires_grad
             and 0 not in query.stride()
-            and not (query.is_neg() or cos_sin_cache.is_neg())
             and type(seqlen_offset) is int
             and type(interleaved) is type(conjugate) is bool
         ):
@@ -120,12 +119,11 @@ def apply_rotary(
                 )
                 return
     except Exception:
-        # The explanation is worth its time only now; functorch's tensors fail at the launch.
+        # The explanation is worth its time only now.
         _check(_Call(query, cos_sin_cache, key, positions, interleaved, conjugate, seqlen_offset))
-        if not torch_ops.is_traced(query):
-            raise
+        raise
     call = _Call(query, cos_sin_cache, key, positions, interleaved, conjugate, seqlen_offset)
-    if isinstance(query, Tensor) and torch_ops.is_traced(query):
+    if torch_ops.is_traced(query, cos_sin_cache, key, positions):
         _traced(call)
     else:
         _run(call)
@@ -133,21 +131,17 @@ def apply_rotary(
 
 def _is_plain_key(key: Tensor, query: Tensor) -> bool:
     return (
-        type(key) is Tensor
-        and key.ndim == 3
+        key.ndim == 3
         and not key.requires_grad
         and 0 not in key.stride()
-        and not key.is_neg()
         and key.data_ptr() != query.data_ptr()
     )
 
 
 def _is_plain_positions(positions: Tensor, query: Tensor) -> bool:
     return (
-        type(positions) is Tensor
-        and positions.shape == query.shape[:1]
+        positions.shape == query.shape[:1]
         and positions.is_contiguous()
-        and not positions.is_neg()
         and positions.dtype in (int64, int32)
     )
 

@@ -222,15 +222,21 @@ def overlay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 class Loaded(dict):
-    """A table of functions in which everything is loaded; it counts the launches."""
+    """A table of functions in which everything is loaded; it keeps what is launched."""
 
-    num_launches = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.launches: list[tuple[object, ...]] = []
+
+    @property
+    def num_launches(self) -> int:
+        return len(self.launches)
 
     def get(self, key: object, default: object = None) -> object:
         return self._launch
 
     def _launch(self, *arguments: object) -> None:
-        self.num_launches += 1
+        self.launches.append(arguments)
 
 
 @pytest.fixture
@@ -243,5 +249,13 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> Loaded:
         takes_it = getattr(module, "bound", None) is dispatch.bound
         if takes_it and name.startswith("tilewheel.") and module is not dispatch:
             monkeypatch.setattr(module, "bound", table)
+    monkeypatch.setattr(dispatch, "bound", table)
+    return table
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> Loaded:
+    """Make every artifact one that the first call of an operator finds."""
+    table = Loaded()
     monkeypatch.setattr(dispatch, "bound", table)
     return table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -14,6 +15,29 @@ X = torch.zeros(8, 256, dtype=torch.bfloat16)
 DATA = torch.zeros(8, 256, dtype=torch.float8_e4m3fn)
 SF = torch.zeros(8, 2)
 RECAST = {"x_block_size": (1, 128), "round_sf": True}
+
+
+PRE_NUMBERS = {
+    "rms_eps": 1e-6,
+    "pre_eps": 1e-6,
+    "sinkhorn_eps": 1e-6,
+    "post_mult": 2.0,
+    "sinkhorn_repeat": 3,
+    "norm_eps": 1e-6,
+}
+
+
+class Three:
+    def __index__(self) -> int:
+        return 3
+
+
+def pre(**numbers: Any) -> Any:
+    return tw.mhc.pre_big_fuse_fwd(
+        *(torch.zeros(1, 2, 24), torch.zeros(1, 2), torch.zeros(3), torch.zeros(24)),
+        streams(2, 4, 128),
+        **{**PRE_NUMBERS, **numbers},
+    )
 
 
 def cast(**more: Any) -> Any:
@@ -139,3 +163,38 @@ def test_operator_of_torch_returns_results_with_memory_of_their_own(loaded, monk
     plain = tw.engram.engram_gate_fwd(*arguments, 1e-6, 1e-6)
     assert loaded.num_launches == 2
     assert len({each.untyped_storage().data_ptr() for each in plain}) == 2
+
+
+@pytest.mark.parametrize(
+    ("number", "value"),
+    [(name, value) for name in PRE_NUMBERS for value in (math.inf, 1e39, True)],
+)
+def test_number_that_no_float32_has_is_refused_before_the_launch(loaded, number, value):
+    with pytest.raises((TypeError, ValueError), match=rf"pre_big_fuse_fwd: {number}: is "):
+        pre(**{number: value})
+    assert loaded.num_launches == 0
+
+
+def test_numbers_of_other_types_are_converted_for_the_launch(loaded):
+    pre(sinkhorn_repeat=Three(), post_mult=2)
+    numbers = [value for value in loaded.launches[0] if not isinstance(value, torch.Tensor)]
+    assert numbers == [None, *(1e-6,) * 3, 2.0, 3, 1e-6]
+    assert [type(number) for number in numbers[1:]] == [float, float, float, float, int, float]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        torch.zeros(8, 256, device="meta"),
+        torch.quantize_per_tensor(torch.zeros(8, 256), 1.0, 0, torch.qint8),
+    ],
+    ids=["meta", "quantised"],
+)
+def test_tensor_that_torch_hands_to_nobody_is_explained(loaded, monkeypatch, odd):
+    def refuse(*arguments: object) -> None:
+        if any(argument is odd for argument in arguments):
+            raise RuntimeError("as torch says it")
+
+    monkeypatch.setattr(loaded, "_launch", refuse)
+    with pytest.raises((TypeError, ValueError), match=r"per_token_cast: out\[0\]: "):
+        cast(out=(odd, SF))

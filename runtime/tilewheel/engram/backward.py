@@ -95,21 +95,20 @@ def engram_gate_bwd(
         return _call_op(tensors, clamp_value, image_token_mask, num_parts)
     try:
         # The launcher checks tensors and numbers itself; what it cannot see goes the longer way.
-        if type(x) is type(grad_out) is Tensor and type(clamp_value) is float and num_parts is None:
+        is_plain = checks.are_plain(*tensors, image_token_mask)
+        if is_plain and type(clamp_value) is float and num_parts is None:
             num_tokens, _, hidden = x.shape
             launch = bound.get(("engram_gate_bwd", x.device, hidden, active()))
-            is_plain = not checks.any_negated(*tensors, image_token_mask)
-            if launch is not None and num_tokens and is_plain:
+            if launch is not None and num_tokens:
                 few, many, least = _known_part_counts(x.device, hidden, active())
                 num_parts = min(num_tokens, many if num_tokens >= least else few)
                 return _launch(launch, tensors, clamp_value, image_token_mask, num_parts)
     except Exception:
-        # The explanation is worth its time only now; functorch's tensors fail at the launch.
+        # The explanation is worth its time only now.
         _check(tensors, clamp_value, image_token_mask)
-        if not torch_ops.is_traced(x):
-            raise
+        raise
     _check(tensors, clamp_value, image_token_mask)
-    if torch_ops.is_traced(x):
+    if torch_ops.is_traced(*tensors, image_token_mask):
         return _call_op(tensors, clamp_value, image_token_mask, num_parts)
     return _run(tensors, clamp_value, image_token_mask, _parts(x, num_parts))
 
@@ -288,7 +287,7 @@ def grad_w_reduce(
     if _fast_reduce(*tensors):
         return
     _check_reduce(*tensors)
-    if torch_ops.is_traced(grad_w_partial):
+    if torch_ops.is_traced(*tensors):
         _reduce_op(*tensors)
     else:
         _reduce(*tensors)
@@ -306,16 +305,15 @@ def _fast_reduce(
     try:
         hidden = grad_w_partial.shape[2]
         launch = bound.get(("grad_w_reduce", grad_w_partial.device, hidden, active()))
-        if (
-            launch is None
-            or not type(grad_w_partial) is type(weight_hidden) is type(weight_embed) is Tensor
-            or checks.any_negated(*inputs)
-            or not checks.is_writable(grad_weight_hidden, *inputs)
-            or not checks.is_writable(grad_weight_embed, grad_weight_hidden, *inputs)
-        ):
-            return False
-        launch(*inputs, grad_weight_hidden, grad_weight_embed)
-    except Exception:  # the launcher refuses it, or it is a tensor of functorch
+    except (AttributeError, IndexError):  # no tensor of three dimensions
+        return False
+    if (
+        launch is None
+        or not checks.are_plain(*inputs)
+        or not checks.is_writable(grad_weight_hidden, *inputs)
+        or not checks.is_writable(grad_weight_embed, grad_weight_hidden, *inputs)
+        or not checks.launched(launch, *inputs, grad_weight_hidden, grad_weight_embed)
+    ):
         return False
     increment_version(grad_weight_hidden)
     increment_version(grad_weight_embed)

@@ -78,7 +78,7 @@ def fused_weight(
             of=float32,
         )
         arguments.apart("fused_weight: out", out, ("weight_embed", weight_embed))
-    if is_compiling() or torch_ops.is_traced(weight_hidden):
+    if is_compiling() or torch_ops.is_traced(weight_hidden, weight_embed, out):
         result: Tensor = _fused_weight_op(weight_hidden, weight_embed)
         return result if out is None else out.copy_(result)
     return _fused_weight(weight_hidden, weight_embed, out)
@@ -90,18 +90,21 @@ def _fast_fused_weight(
     """Launch what is loaded already; None leaves the call to the checks that explain."""
     try:
         launch = bound.get(("fused_weight", weight_hidden.device, weight_hidden.shape[1], active()))
-        if launch is None or type(weight_hidden) is not Tensor or type(weight_embed) is not Tensor:
-            return None
-        if checks.any_negated(weight_hidden, weight_embed):
-            return None
-        if out is None:
-            out = empty(weight_hidden.shape, dtype=float32, device=weight_hidden.device)
-        elif not checks.is_writable(out, weight_hidden, weight_embed):
-            return None
-        launch(weight_hidden, weight_embed, out)
-    except Exception:  # the launcher refuses it, or it is a tensor of functorch
+    except (AttributeError, IndexError):  # no matrix
         return None
-    return out
+    if launch is None or not checks.are_plain(weight_hidden, weight_embed):
+        return None
+    if out is None:
+        product = empty(weight_hidden.shape, dtype=float32, device=weight_hidden.device)
+    elif checks.is_writable(out, weight_hidden, weight_embed):
+        product = out
+    else:
+        return None
+    if not checks.launched(launch, weight_hidden, weight_embed, product):
+        return None
+    if out is not None:
+        increment_version(out)
+    return product
 
 
 def _fused_weight(weight_hidden: Tensor, weight_embed: Tensor, out: Tensor | None = None) -> Tensor:
@@ -112,6 +115,7 @@ def _fused_weight(weight_hidden: Tensor, weight_embed: Tensor, out: Tensor | Non
     if out is None:
         out = empty(weight_hidden.shape, dtype=float32, device=weight_hidden.device)
     launch(weight_hidden, weight_embed, out)
+    increment_version(out)
     return out
 
 
@@ -180,22 +184,20 @@ def engram_gate_fwd(
     try:
         # The launcher checks tensors and numbers itself; what it cannot see goes the longer way.
         if (
-            type(x) is type(kv) is type(weight_fused) is Tensor
+            checks.are_plain(x, kv, weight_fused, image_token_mask)
             and type(save_for_backward) is bool
             and inplace is False
             and type(eps) is type(clamp_value) is float
         ):
             launch = bound.get(("engram_gate_fwd", x.device, x.shape[2], active()))
-            is_plain = not checks.any_negated(x, kv, weight_fused, image_token_mask)
-            if launch is not None and x.shape[0] and is_plain:
+            if launch is not None and x.shape[0]:
                 return _launch(launch, *given)
     except Exception:
-        # The explanation is worth its time only now; functorch's tensors fail at the launch.
+        # The explanation is worth its time only now.
         _check(_Call(*given))
-        if not torch_ops.is_traced(x):
-            raise
+        raise
     call = _Call(*given)
-    if isinstance(x, Tensor) and torch_ops.is_traced(x):
+    if torch_ops.is_traced(x, kv, weight_fused, image_token_mask):
         return _traced(call)
     _check(call)
     return _run(call)

@@ -57,12 +57,11 @@ def post_fwd(
         return _post_traced(x, residual, post_mix, comb_mix, out)
     try:
         # Only what the launcher cannot see; it checks the rest.
-        if type(x) is type(residual) is type(post_mix) is type(comb_mix) is Tensor:
+        if checks.are_plain(x, residual, post_mix, comb_mix):
             num_tokens, _, hidden = residual.shape
             device = residual.device
             launch = bound.get(("mhc_post_fwd", device, hidden, active()))
-            is_plain = not checks.any_negated(x, residual, post_mix, comb_mix)
-            if launch is not None and num_tokens and is_plain:
+            if launch is not None and num_tokens:
                 if out is None:
                     new = empty(residual.shape, dtype=bfloat16, device=device)
                     launch(x, residual, post_mix, comb_mix, new)
@@ -74,11 +73,10 @@ def post_fwd(
                     increment_version(out)
                     return out
     except Exception:
-        # The explanation is worth its time only now; functorch's tensors fail at the launch.
+        # The explanation is worth its time only now.
         _check_post(x, residual, post_mix, comb_mix, out)
-        if not torch_ops.is_traced(residual):
-            raise
-    if isinstance(residual, Tensor) and torch_ops.is_traced(residual):
+        raise
+    if torch_ops.is_traced(x, residual, post_mix, comb_mix, out):
         return _post_traced(x, residual, post_mix, comb_mix, out)
     return _post_checked(x, residual, post_mix, comb_mix, out)
 

@@ -122,25 +122,28 @@ def pre_big_fuse_fwd(
     try:
         # Only what the launcher cannot see; it checks the rest.
         if (
-            type(gemm_out_mul) is type(gemm_out_sqrsum) is type(residual) is Tensor
-            and type(scale) is type(base) is Tensor
+            checks.are_plain(*tensors, norm_weight)
+            and type(rms_eps) is type(pre_eps) is type(sinkhorn_eps) is float
+            and type(post_mult) is type(norm_eps) is float
+            and type(sinkhorn_repeat) is int
+            # The launcher knows the least of each, and that NaN is none.
+            and max(rms_eps, pre_eps, sinkhorn_eps, norm_eps) <= checks.FLOAT32_MAX
+            and -checks.FLOAT32_MAX <= post_mult <= checks.FLOAT32_MAX
         ):
             num_tokens, _, hidden = residual.shape
             device = residual.device
             launch = bound.get(
                 ("mhc_pre_big_fuse_fwd", device, hidden, norm_weight is not None, active())
             )
-            is_plain = not checks.any_negated(*tensors, norm_weight)
-            is_plain = is_plain and (out is None or checks.is_writable(out, *tensors, norm_weight))
+            is_plain = out is None or checks.is_writable(out, *tensors, norm_weight)
             if launch is not None and num_tokens and is_plain:
                 return _launch(launch, tensors, numbers, norm_weight, norm_eps, out)
     except Exception:
-        # The explanation is worth its time only now; functorch's tensors fail at the launch.
+        # The explanation is worth its time only now.
         _checked(_Call(tensors, numbers, norm_weight, norm_eps, out))
-        if not torch_ops.is_traced(residual):
-            raise
+        raise
     call = _Call(tensors, numbers, norm_weight, norm_eps, out)
-    if isinstance(residual, Tensor) and torch_ops.is_traced(residual):
+    if torch_ops.is_traced(*tensors, norm_weight, out):
         return _traced(call)
     return _run(call)
 

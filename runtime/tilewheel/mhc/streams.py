@@ -42,7 +42,7 @@ def check_out(
     *,
     is_replaceable: bool = False,
 ) -> None:
-    is_traced = torch_ops.is_traced(residual)
+    is_traced = torch_ops.is_traced(residual, out)
     if is_replaceable and isinstance(out, Tensor) and not is_traced and is_same(out, residual):
         # What checks.output would refuse as shared memory; the rest of it holds for residual.
         checks.dense(f"{where}: out", out, (bfloat16,))

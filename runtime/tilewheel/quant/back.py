@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor, bfloat16, empty, float8_e4m3fn, float32, int8
+from torch.autograd.graph import increment_version
 from torch.compiler import is_compiling
 
 from tilewheel import checks, torch_ops
@@ -63,7 +64,7 @@ def cast_back(
         shape = (data.shape[0], hidden)
         checks.output("cast_back: out", out, like=data, name="x", shape=shape, of=_DTYPES[fmt])
         checks.separate("cast_back: out", out, "x[1]", sf)
-    if is_compiling() or torch_ops.is_traced(data):
+    if is_compiling() or torch_ops.is_traced(data, sf, out):
         result: Tensor = _cast_back_op(data, sf, fmt, *block)
         return result if out is None else out.copy_(result)
     return _cast_back(data, sf, fmt, *block, out)
@@ -101,14 +102,16 @@ def _fast_cast_back(x: Any, fmt: str, block: tuple[int, int], out: Tensor | None
         return None
     shape = (data.shape[0], data.shape[1] * (2 if data.dtype is int8 else 1))
     if out is None:
-        out = empty(shape, dtype=_DTYPES[fmt], device=data.device)
-    elif not checks.is_writable(out, data, sf) or out.shape != shape:
+        values = empty(shape, dtype=_DTYPES[fmt], device=data.device)
+    elif checks.is_writable(out, data, sf) and out.shape == shape:
+        values = out
+    else:
         return None
-    try:
-        launch(data, sf, out, *block)
-    except (TypeError, ValueError):  # what the launcher refuses
+    if not checks.launched(launch, data, sf, values, *block):
         return None
-    return out
+    if out is not None:
+        increment_version(out)
+    return values
 
 
 def _cast_back(
@@ -141,6 +144,7 @@ def _cast_back(
         if data.data_ptr() % _VECTOR_BYTES:
             data = data.contiguous().clone()
         launch(data, forms.as_argument(sf, col_major=col_major), out, block_tokens, block_channels)
+        increment_version(out)
     return out
 
 

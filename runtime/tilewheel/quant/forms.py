@@ -118,7 +118,7 @@ def loaded(operator: str, x: Any, *names: Value | None) -> Callable[..., Any] | 
 
 def are_plain_scales(sf: Any, data: Tensor, block: tuple[int, int]) -> bool:
     """Return whether scales fit ``data``, which the launcher of a kernel does not see."""
-    if type(sf) is not Tensor or sf.layout is not torch.strided or sf.is_neg():
+    if type(sf) is not Tensor or sf.layout is not torch.strided or sf.is_nested or sf.is_neg():
         return False
     num_tokens, width = data.shape
     num_groups = -(-width * (2 if data.dtype is torch.int8 else 1) // block[1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor, bfloat16, empty, float32, int8
+from torch.autograd.graph import increment_version
 from torch.compiler import is_compiling
 
 from tilewheel import checks, torch_ops
@@ -115,10 +116,11 @@ def _fast_cast(x: Tensor, form: Form, least: float, out: Pair | None) -> Pair | 
         data, sf = out
     else:
         return None
-    try:
-        launch(x, data, _sf_argument(form, sf), least, form.num_per_channels)
-    except (TypeError, ValueError):  # what the launcher refuses
+    argument = _sf_argument(form, sf)
+    if not checks.launched(launch, x, data, argument, least, form.num_per_channels):
         return None
+    if out is not None:
+        increment_version(out)
     return data, sf
 
 
@@ -152,7 +154,7 @@ def _cast(where: str, x: Tensor, form: Form, least: float, out: Pair | None) -> 
     hidden = forms.check_rows(f"{where}: x", x, (bfloat16, float32))
     if out is not None:
         _check_out(where, out, form, x, hidden)
-    if is_compiling() or torch_ops.is_traced(x):
+    if is_compiling() or torch_ops.is_traced(x, *_tensors(out)):
         pair = _cast_op(x, *flags(form), least)
         return pair if out is None else (out[0].copy_(pair[0]), out[1].copy_(pair[1]))
     size = forms.group_size(where, form, x.device)
@@ -163,6 +165,8 @@ def _cast(where: str, x: Tensor, form: Form, least: float, out: Pair | None) -> 
     data, sf = empty_pair(form, x, hidden) if out is None else out
     if x.shape[0]:
         launch(aligned(x), data, _sf_argument(form, sf), least, size)
+        if out is not None:
+            increment_version(out)
     return data, sf
 
 
@@ -187,7 +191,7 @@ def _recast(
         data.device.type == "cuda"
         and x_sf.dtype == float32
         and not form.is_e4m3_sf
-        and not (is_compiling() or torch_ops.is_traced(data))
+        and not (is_compiling() or torch_ops.is_traced(data, x_sf, *_tensors(out)))
     )
     if not fused:
         values = cast_back(x, "f32", block)
@@ -201,6 +205,8 @@ def _recast(
     new_data, sf = empty_pair(form, data, hidden) if out is None else out
     if data.shape[0]:
         launch(aligned(data), x_sf, new_data, sf, least, form.num_per_channels, *block)
+        if out is not None:
+            increment_version(out)
     return new_data, sf
 
 
@@ -218,10 +224,10 @@ def _fast_recast(
         new_data, sf = out
     else:
         return None
-    try:
-        launch(data, x_sf, new_data, sf, least, form.num_per_channels, *block)
-    except (TypeError, ValueError):  # what the launcher refuses
+    if not checks.launched(launch, data, x_sf, new_data, sf, least, form.num_per_channels, *block):
         return None
+    if out is not None:
+        increment_version(out)
     return new_data, sf
 
 
@@ -255,6 +261,11 @@ def reference_cast(x: Tensor, form: Form, least: float) -> Pair:
 def aligned(x: Tensor) -> Tensor:
     """Return ``x``, copied where a kernel could not read 16 bytes at its address."""
     return x if x.data_ptr() % forms.VECTOR_BYTES == 0 else x.contiguous().clone()
+
+
+def _tensors(out: Any) -> tuple[Any, ...]:
+    """Return the tensors of an ``out=`` that need not be checked yet."""
+    return out if isinstance(out, tuple) else ()
 
 
 def _check_out(where: str, out: Any, form: Form, x: Tensor, hidden: int) -> None:

@@ -65,11 +65,8 @@ def _fast_sf_only(x: Any, form: Form, least: float) -> Tensor | None:
         return None
     sf = forms.empty_sf(form, x.shape[0], x.shape[1], x.device)
     argument = forms.as_argument(sf, col_major=form.is_col_major)
-    try:
-        launch(x, argument, least, form.max_value, form.num_per_channels)
-    except (TypeError, ValueError):  # what the launcher refuses
-        return None
-    return sf
+    is_done = checks.launched(launch, x, argument, least, form.max_value, form.num_per_channels)
+    return sf if is_done else None
 
 
 def _sf_only(x: Tensor, form: Form, least: float) -> Tensor:
@@ -131,7 +128,7 @@ def per_token_cast_with_precomputed_sf(
     checks.dense(f"{where}: sf", sf, (float32,))
     forms.check_sf(f"{where}: sf", sf, values, values.shape[1], (1, num_per_channels))
     checks.contiguous(f"{where}: sf", sf)
-    if is_compiling() or torch_ops.is_traced(values):
+    if is_compiling() or torch_ops.is_traced(values, sf):
         result: Tensor = _precomputed_op(values, fmt, num_per_channels, sf)
         return result
     return _precomputed(values, form, sf)
@@ -151,11 +148,8 @@ def _fast_precomputed(x: Any, form: Form, sf: Any) -> Tensor | None:
     if launch is None or not forms.are_plain_scales(sf, x, (1, form.num_per_channels)):
         return None
     data = empty((x.shape[0], form.data_width(x.shape[1])), dtype=form.data_dtype, device=x.device)
-    try:
-        launch(x, sf, data, form.num_per_channels)
-    except (TypeError, ValueError):  # what the launcher refuses
-        return None
-    return data
+    is_done = checks.launched(launch, x, sf, data, form.num_per_channels)
+    return data if is_done else None
 
 
 def _precomputed(x: Tensor, form: Form, sf: Tensor) -> Tensor:

@@ -74,11 +74,8 @@ def _fast_stochastic(x: Any, form: Form, least: float, seed: int, offset: int) -
     if launch is None:
         return None
     data, sf = empty_pair(form, x, x.shape[1])
-    try:
-        launch(x, data, sf, least, form.num_per_channels, seed, offset)
-    except (TypeError, ValueError):  # what the launcher refuses
-        return None
-    return data, sf
+    is_done = checks.launched(launch, x, data, sf, least, form.num_per_channels, seed, offset)
+    return (data, sf) if is_done else None
 
 
 def _stochastic_cast(x: Tensor, form: Form, least: float, seed: int, offset: int) -> Pair:

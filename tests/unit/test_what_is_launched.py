@@ -1,13 +1,22 @@
-"""A lazily negated tensor: its memory does not hold its values, so no kernel may be given it."""
+"""What kernels are given: tensors whose memory holds their values, where nobody is to see them.
+
+A lazily negated tensor has other values than its memory, a fake one has no memory at all, and a
+dispatch mode or functorch is to see the operator, whether its artifact is loaded or not.
+"""
 
 from __future__ import annotations
 
 import importlib
 import inspect
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import tilewheel as tw
 from tilewheel.families import FAMILIES
@@ -164,12 +173,13 @@ def call(name: str, arguments: dict[str, Any]) -> object:
     return getattr(getattr(tw, family), function)(**arguments)
 
 
-def negate(arguments: dict[str, Any], argument: str, i: int) -> dict[str, Any]:
+def replaced(
+    arguments: dict[str, Any], argument: str, i: int, by: Callable[[torch.Tensor], torch.Tensor]
+) -> dict[str, Any]:
     value = arguments[argument]
     if i < 0:
-        return {**arguments, argument: torch._neg_view(value)}
-    negated = [torch._neg_view(t) if j == i else t for j, t in enumerate(value)]
-    return {**arguments, argument: tuple(negated)}
+        return {**arguments, argument: by(value)}
+    return {**arguments, argument: tuple(by(t) if j == i else t for j, t in enumerate(value))}
 
 
 def test_every_public_function_of_tensors_has_calls_with_all_of_them():
@@ -193,7 +203,7 @@ def test_plain_tensors_are_launched(loaded, name, arguments):
 @pytest.mark.parametrize(("name", "arguments", "argument", "i"), places())
 def test_negated_view_is_refused_and_never_launched(loaded, name, arguments, argument, i):
     with pytest.raises(ValueError, match=r": is a negated view, must hold its values") as caught:
-        call(name, negate(arguments, argument, i))
+        call(name, replaced(arguments, argument, i, torch._neg_view))
     assert str(caught.value).endswith("\nhint: call .resolve_neg()")
     assert argument in str(caught.value).partition(": is a")[0]
     assert loaded.num_launches == 0
@@ -202,7 +212,7 @@ def test_negated_view_is_refused_and_never_launched(loaded, name, arguments, arg
 @pytest.mark.parametrize(("name", "arguments", "argument", "i"), places())
 def test_negated_view_is_refused_where_nothing_is_loaded(name, arguments, argument, i):
     with pytest.raises(ValueError, match=r": is a negated view, must hold its values"):
-        call(name, negate(arguments, argument, i))
+        call(name, replaced(arguments, argument, i, torch._neg_view))
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
@@ -213,3 +223,81 @@ def test_negated_view_inside_a_graph_has_its_values(backend):
     scores = torch.tensor([[1.0, 4.0, 4.0, 2.0]])
     assert gate(scores).tolist() == [[0, 3]]
     assert torch.ops.tilewheel.topk_gate(torch._neg_view(scores), 2).tolist() == [[0, 3]]
+
+
+def fake(tensor: torch.Tensor) -> torch.Tensor:
+    with FakeTensorMode() as mode:
+        return mode.from_tensor(tensor)
+
+
+@pytest.mark.parametrize("artifacts", ["loaded", "found"])
+@pytest.mark.parametrize(("name", "arguments", "argument", "i"), places())
+def test_fake_tensor_among_real_ones_is_never_launched(
+    request, artifacts, name, arguments, argument, i
+):
+    table = request.getfixturevalue(artifacts)
+    # Torch says that it cannot mix them, where there is another one.
+    with suppress(AssertionError, RuntimeError, TypeError):
+        call(name, replaced(arguments, argument, i, fake))
+    given = [type(argument) for launch in table.launches for argument in launch]
+    assert torch._subclasses.FakeTensor not in given
+
+
+class Recorder(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.seen.append(function.namespace)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("name", "arguments"), CALLS, ids=[name for name, _ in CALLS])
+def test_dispatch_mode_sees_the_operator_of_what_is_loaded(loaded, name, arguments):
+    with Recorder() as mode:
+        call(name, arguments)
+    assert "tilewheel" in mode.seen
+
+
+@pytest.mark.parametrize(("name", "arguments"), CALLS, ids=[name for name, _ in CALLS])
+def test_traced_graph_holds_the_operator_of_what_is_loaded(loaded, name, arguments):
+    graph = make_fx(lambda: call(name, arguments))().graph
+    assert any("tilewheel" in str(node.target) for node in graph.nodes)
+
+
+@pytest.mark.parametrize(("name", "arguments"), CALLS, ids=[name for name, _ in CALLS])
+def test_launch_that_fails_is_not_tried_again(loaded, monkeypatch, name, arguments):
+    def fail(*given: object) -> None:
+        loaded.launches.append(given)
+        raise RuntimeError("as the driver says it")
+
+    monkeypatch.setattr(loaded, "_launch", fail)
+    with pytest.raises(RuntimeError, match="as the driver says it"):
+        call(name, arguments)
+    assert loaded.num_launches == 1
+
+
+WRITTEN = {
+    "engram.grad_w_reduce": ("grad_weight_hidden", "grad_weight_embed"),
+    "transform.apply_rotary": ("query", "key"),
+}
+
+
+@pytest.mark.parametrize("artifacts", ["loaded", "found"])
+@pytest.mark.parametrize(("name", "arguments"), CALLS, ids=[name for name, _ in CALLS])
+def test_autograd_learns_what_is_written_and_that_alone(request, artifacts, name, arguments):
+    table = request.getfixturevalue(artifacts)
+    given = {key: tensors_of(value) for key, value in arguments.items()}
+    before = {key: [t._version for t in tensors] for key, tensors in given.items()}
+    call(name, arguments)
+    assert table.num_launches >= 1
+    for key, tensors in given.items():
+        step = 1 if key in WRITTEN.get(name, ("out",)) else 0
+        assert [t._version - step for t in tensors] == before[key], key
+
+
+def tensors_of(value: object) -> list[torch.Tensor]:
+    """Return the tensors of an argument."""
+    values = value if isinstance(value, tuple) else (value,)
+    return [each for each in values if isinstance(each, torch.Tensor)]
