@@ -15,6 +15,7 @@ from pathlib import Path
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 import plot_cpu
 from report import ROOT, Record, one_a_shape, read_records
@@ -42,6 +43,9 @@ def draw(cases: dict[str, list[Record]]) -> bytes:
                 panel.plot(*zip(*sorted(points), strict=True), "o-", ms=3, color=colour, label=who)
         panel.set(xscale="log", yscale="log", title=case, xlabel="tokens", ylabel="us")
         panel.grid(visible=True, alpha=0.3)
+        # A panel may have less than a decade, which by itself has no number at its axis.
+        panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        panel.yaxis.set_major_formatter("{x:g}")
         panel.minorticks_off()
         panel.legend()
     for panel in axes.flat[len(cases) :]:

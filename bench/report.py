@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +47,21 @@ def of_kind(records: list[Record], kind: str) -> list[Record]:
 
 
 def one_a_shape(records: list[Record], name: str) -> list[Record]:
-    """Return one record for each case and number of tokens: one that has ``name`` if any has."""
+    """Return one record for each case and number of tokens: one that has ``name`` if any has.
+
+    Of several it is that of the run with most of them for the case: a curve is of one run.
+    """
+    rows = of_kind(records, "kernel_time")
+    counts = Counter((row["case"], row["run"]) for row in rows if name in row)
     chosen: dict[tuple[str, int], Record] = {}
-    for record in of_kind(records, "kernel_time"):
-        known = chosen.setdefault((record["case"], record["num_tokens"]), record)
-        if name in record and name not in known:
-            chosen[record["case"], record["num_tokens"]] = record
+
+    def rank(row: Record) -> tuple[bool, int]:
+        return name in row, counts[row["case"], row["run"]]
+
+    for row in rows:
+        known = chosen.setdefault((row["case"], row["num_tokens"]), row)
+        if rank(row) > rank(known):
+            chosen[row["case"], row["num_tokens"]] = row
     return list(chosen.values())
 
 

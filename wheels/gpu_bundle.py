@@ -38,7 +38,7 @@ export PYTHONDONTWRITEBYTECODE=1
 # A folder of its own: the machine's environment, whose torch is used, stays as it is.
 site=$here/site
 rm -rf "$site"
-"$python" -m pip install --quiet --disable-pip-version-check --no-index --no-deps --no-compile \\
+"$python" -m pip install --quiet --disable-pip-version-check --no-index --no-deps \\
   --find-links "$here/wheels" --target "$site" \\
   tilewheel tilewheel-cu13 apache-tvm-ffi typing-extensions torch-c-dlpack-ext || exit
 export PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}"

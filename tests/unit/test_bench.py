@@ -258,6 +258,14 @@ def test_tables_are_made_of_the_records():
     assert report.eager(records).splitlines()[-1] == "| a | 64 | 2.00 | 50% | 9.00 | 4.5 x |"
 
 
+def test_curve_of_a_case_is_of_one_run():
+    peer = {"peer": {"median_us": 4.0}}
+    few = [kernel_record("a", run="first", ours={"median_us": 7.0}, **peer)]
+    many = [kernel_record("a", run="z", num_tokens=count, **peer) for count in (64, 256)]
+    shown = report.one_a_shape([*few, *many], "peer")
+    assert [(row["num_tokens"], row["run"]) for row in shown] == [(64, "z"), (256, "z")]
+
+
 def test_host_times_of_a_case_are_a_row_with_its_ratios():
     times = {"empty TVM-FFI call": 1.0, "preallocated": 3.0, "allocating": 5.0, "peer": 20.0}
     records = [
