@@ -4,9 +4,10 @@
     grad_weight_hidden += grad_w * weight_embed, grad_weight_embed += grad_w * weight_hidden
 
 A block owns 32 quads of 4 adjacent channels of the 4 * hidden, whatever stream they are of. Each of
-its 8 warps sums every eighth part for them, four parts at a time so that four loads are under way;
-the first warp then adds the warps' sums.
-On-chip: 4 KB of shared memory for the warps' sums.
+its 16 warps sums every sixteenth part for them, five parts at a time: the loads of all are under
+way together, and the 132 parts of an H200 take two such rounds. The first warp then adds the warps'
+sums.
+On-chip: 8 KB of shared memory for the warps' sums.
 Parameters: hidden a multiple of 64.
 Numerics: fp32 sums; the order depends on num_parts alone.
 Reference: tilewheel.reference.engram.grad_w_reduce.
@@ -30,8 +31,8 @@ PASS_CONFIGS: dict[str, object] = {
 }
 
 _QUAD = 4
-_WARPS = 8
-_PARTS_AT_A_TIME = 4
+_WARPS = 16
+_PARTS_AT_A_TIME = 5
 
 
 @T.macro
