@@ -62,6 +62,7 @@ class Unit:
 class UnitFacts:
     """What is known of a built artifact, beside the file itself.
 
+    ``image_bytes`` is the size of the device code that it embeds, whose section ends in padding.
     ``peak_bytes`` is the most memory that the process that built it and its compilers held.
     """
 
@@ -72,6 +73,7 @@ class UnitFacts:
     resources: Resources
     lower_s: float
     compile_s: float
+    image_bytes: int = 0
     peak_bytes: int = 0
 
 
@@ -138,7 +140,7 @@ def _copy_sibling(unit: Unit) -> UnitFacts | None:
         if entry is None:
             continue
         facts, files = entry
-        image = parse_shared_object(files[ARTIFACT]).image
+        image = parse_shared_object(files[ARTIFACT]).image[: facts.image_bytes]
         (unit.work / ("kernel" + backend.image_suffix)).write_bytes(image)
         for name in (source_name(unit.variant), LAUNCHER):
             (unit.work / name).write_bytes(files[name])
@@ -242,6 +244,7 @@ def link(
         facts,
         sha256=_sha256(work / ARTIFACT),
         size_bytes=(work / ARTIFACT).stat().st_size,
+        image_bytes=(work / image).stat().st_size,
     )
 
 
@@ -280,6 +283,7 @@ def facts_from_json(tree: dict[str, Any]) -> UnitFacts:
         resources=Resources(**tree["resources"]),
         lower_s=tree["lower_s"],
         compile_s=tree["compile_s"],
+        image_bytes=tree["image_bytes"],
         peak_bytes=tree.get("peak_bytes", 0),
     )
 

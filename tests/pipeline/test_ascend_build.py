@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,6 +19,8 @@ HINT = (
     "--source-only and finish on a machine with CANN (python -m tilewheel_build finish DIR)\n"
 )
 AGAIN = "hint: run `build --source-only` again with this checkout and copy the whole directory\n"
+OWN = platform.machine()
+OTHER = {"x86_64": "aarch64", "aarch64": "x86_64"}[OWN]
 NAME_ONE = "hint: name a directory that `build --source-only` wrote, e.g. out/sources/ascend\n"
 
 
@@ -67,6 +70,31 @@ def test_build_without_bisheng_ends_with_4_before_anything_is_lowered(
         "bisheng: is not installed (looked in PATH), must be the one of CANN 9.1 or newer\n" + HINT
     )
     assert written(fresh) == []
+
+
+def test_artifact_for_another_processor_is_the_same_bytes_from_either_way(
+    ascend_built: Any, fresh: Any, stand_in: Any, tmp_path: Path
+) -> None:
+    """Its launcher hands the size of the device code on, which no padding may add to."""
+    chosen = ("--target", "ascend", "--only", AHEAD, "--jobs", "1")
+
+    def build(checkout: Any, machine: str) -> bytes:
+        done = checkout.run("build", *chosen, "--machine", machine, **stand_in.variables)
+        assert done.returncode == 0, done.stdout + done.stderr
+        folder = "artifacts" if machine == OWN else f"artifacts-{machine}"
+        path: Path = checkout.out / folder / "ascend" / "dav_3510" / f"{AHEAD}.so"
+        return path.read_bytes()
+
+    compiled = build(fresh, OTHER)
+    calls = stand_in.calls
+    linked = build(fresh, OWN)
+    assert stand_in.calls == calls  # the compiler ran for the first only
+    assert linked == ascend_built.artifact(AHEAD).read_bytes()
+
+    out = tmp_path / "second"
+    shutil.copytree(ascend_built.out / "cache", out / "cache", symlinks=True)
+    assert build(replace(ascend_built, out=out), OTHER) == compiled
+    assert stand_in.calls == calls
 
 
 def test_build_publishes_a_manifest_the_artifacts_and_their_sources(ascend_built: Any) -> None:
