@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -18,6 +19,9 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, _end)
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        # A path may hold what the terminal's encoding does not, as standard error shows it.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         from tilewheel_build.cli import main
 
