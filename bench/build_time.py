@@ -36,12 +36,14 @@ from builds import (
 )
 from spread import spread
 from tilewheel import manifest
+from tilewheel_build import option_types
 from tilewheel_build.backends import BACKENDS
 from tilewheel_build.checkout import ROOT
 from tilewheel_build.elf import parse_shared_object
+from tilewheel_build.errors import OptionError
 from tilewheel_build.launcher import TEMPLATES
 from tilewheel_build.unit import ARGUMENTS_HEADER, ARTIFACT, FACTS, LAUNCHER, link
-from tilewheel_build.variant import Variant
+from tilewheel_build.variant import SelectionError, Variant
 
 QUICK_OPERATORS = ("topk_gate", "apply_rotary", "fused_weight", "grad_w_reduce")
 SCALED_OPERATORS = ("topk_gate", "fused_weight", "grad_w_reduce", "mhc_post_fwd", "cast_back")
@@ -255,13 +257,16 @@ def main() -> None:
     parser.add_argument("--only", default="", help="glob over keys: these are timed one by one")
     parser.add_argument("--profile", default="smoke", help="where one of each operator is from")
     parser.add_argument("--archs", default="sm_90a,dav_3510")
-    parser.add_argument("--repeats", type=int, default=1, help="of each cold build")
+    parser.add_argument("--repeats", type=option_types.jobs, default=1, help="of each cold build")
     parser.add_argument("--out", type=Path, default=ROOT / "out", help="the checkout's builds")
     parser.add_argument("--wheels", type=Path, default=ROOT / "dist")
     parser.add_argument("--artifacts", type=Path, help="where to leave what was built")
     options = parser.parse_args()
     archs = options.archs.split(",")
-    variants = variants_of(options.profile, archs, options.only)
+    try:
+        variants = variants_of(options.profile, archs, options.only)
+    except (OptionError, SelectionError) as error:
+        parser.error(str(error))
     chosen = variants if options.only else one_of_each(variants)
     if cpu.QUICK:
         chosen = tuple(v for v in chosen if v.key.operator in QUICK_OPERATORS)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -69,13 +70,16 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A quantity that changed beyond the noise; ``ratio`` is the new median over the old."""
+    """A quantity that changed beyond the noise.
+
+    ``ratio`` is the new median over the old, None where that was 0.
+    """
 
     what: str
     unit: str
     old: float
     new: float
-    ratio: float
+    ratio: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,15 +111,43 @@ def read(path: Path) -> dict[Identity, Record]:
             continue
         try:
             record = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UnreadableError(f"{path}:{number}: is no JSON: {error}") from error
         if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
             raise UnreadableError(f"{path}:{number}: is no record, must be an object with a kind")
+        try:
+            _check(record)
+        except UnreadableError as error:
+            raise UnreadableError(f"{path}:{number}: {error}") from error
         identity = _identity(record)
         if identity in records:
             raise UnreadableError(f"{path}:{number}: measures {text(identity)}, as a line before")
         records[identity] = record
     return records
+
+
+def _check(record: Record) -> None:
+    """Refuse a record that cannot be compared: what fails later would look like a regression."""
+    for name in (*IDENTITY, *MACHINE):
+        if isinstance(record.get(name), (dict, list)):
+            raise UnreadableError(f"{name}: is {record[name]!r:.50}, must be a text or a number")
+    if not isinstance(record.get("versions", {}), dict):
+        raise UnreadableError(f"versions: is {record['versions']!r:.50}, must be an object")
+    for name in ("load_average", "runs"):
+        if name in record:
+            _value(record, name)
+    samples(record)
+
+
+def _value(part: Record, field: str) -> float:
+    return _finite(part.get(field), field)
+
+
+def _finite(value: Any, field: str) -> float:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not 0 <= value <= sys.float_info.max:
+        raise UnreadableError(f"{field}: is {value!r:.50}, must be a number of at least 0")
+    return float(value)
 
 
 def _identity(record: Record) -> Identity:
@@ -142,19 +174,22 @@ def samples(record: Record) -> dict[str, Sample]:
             if match := _MEDIAN.match(field):
                 found[name] = _time(part, match[1], record.get("runs"))
             elif field.endswith("_bytes") and not name:
-                value = float(part[field])
+                value = _value(part, field)
                 sample = Sample(unit="bytes", median=value, least=value, greatest=value)
                 found[field] = sample
     return found
 
 
 def _time(part: Record, unit: str, num_repeats: int | None) -> Sample:
-    repeats = tuple(part.get(f"times_{unit}", ()))
+    times = part.get(f"times_{unit}", [])
+    if not isinstance(times, list):
+        raise UnreadableError(f"times_{unit}: is {times!r:.50}, must be a list")
+    repeats = tuple(_finite(value, f"times_{unit}") for value in times)
     return Sample(
         unit=unit,
-        median=part[f"median_{unit}"],
-        least=part[f"min_{unit}"],
-        greatest=part[f"max_{unit}"],
+        median=_value(part, f"median_{unit}"),
+        least=_value(part, f"min_{unit}"),
+        greatest=_value(part, f"max_{unit}"),
         repeats=repeats,
         num_repeats=len(repeats) or num_repeats,
     )
@@ -219,7 +254,7 @@ def compare(
                 unit=second.unit,
                 old=first.median,
                 new=second.median,
-                ratio=round(second.median / first.median, 3) if first.median else math.inf,
+                ratio=round(second.median / first.median, 3) if first.median else None,
             )
             if is_baseline(identity, name):
                 baselines.append(change)
@@ -272,9 +307,9 @@ def table(comparison: Comparison) -> str:
         ("better", comparison.better),
         ("not ours", comparison.baselines),
     ):
-        for change in sorted(changes, key=lambda change: change.ratio, reverse=title == "worse"):
+        for change in sorted(changes, key=_growth, reverse=title == "worse"):
             lines.append(
-                f"{title:8} {change.ratio:6.2f} x  {_number(change.old)} -> "
+                f"{title:8} {_growth(change):6.2f} x  {_number(change.old)} -> "
                 f"{_number(change.new)} {change.unit:5} {change.what}"
             )
     lines += [f"missing  {what}" for what in comparison.missing]
@@ -285,6 +320,10 @@ def table(comparison: Comparison) -> str:
         f"{len(comparison.new)} new"
     )
     return "\n".join(lines)
+
+
+def _growth(change: Change) -> float:
+    return math.inf if change.ratio is None else change.ratio
 
 
 def _number(value: float) -> str:
@@ -315,16 +354,26 @@ def main(arguments: Sequence[str]) -> int:
     if comparison.num_compared == 0:
         print(f"{options.new}: measures nothing that {options.old} does", file=sys.stderr)
         return EXIT_UNREADABLE
-    print(json.dumps(asdict(comparison), indent=1) if options.json else table(comparison))
+    tree = asdict(comparison)
+    print(json.dumps(tree, indent=1, allow_nan=False) if options.json else table(comparison))
     return EXIT_WORSE if comparison.worse else EXIT_SAME
 
 
 def _margin(value: str) -> float:
-    margin = float(value)
+    try:
+        margin = float(value)
+    except ValueError:
+        margin = math.nan
     if not 0 <= margin < math.inf:
-        raise argparse.ArgumentTypeError(f"is {value}, must be 0 or more")
+        raise argparse.ArgumentTypeError(f"is {value!r}, must be a number of at least 0")
     return margin
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        code = main(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:  # a reader such as `head` left early; 1 would mean worse
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 141
+    sys.exit(code)

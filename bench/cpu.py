@@ -39,15 +39,21 @@ def describe() -> dict[str, Any]:
 
 @contextmanager
 def records(path: Path) -> Iterator[Write]:
-    """Yield a function that appends a record to ``path``, one JSON line; an old file goes."""
+    """Yield a function that adds a record to ``path``, one JSON line.
+
+    An old file is replaced at the end: who is interrupted keeps it, and has the new records in
+    ``<path>.part``.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
+    part = path.with_name(f"{path.name}.part")
+    with part.open("w") as file:
 
         def write(**fields: object) -> None:
             file.write(json.dumps({**fields, **describe()}) + "\n")
             file.flush()
 
         yield write
+    part.replace(path)
 
 
 @cache

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import os
+import signal
 import sys
+from types import FrameType
 
-# As for a program that SIGINT or SIGPIPE ends.
-_INTERRUPTED, _BROKEN_PIPE = 130, 141
+# As for a program that SIGINT, SIGPIPE or SIGTERM ends.
+_INTERRUPTED, _BROKEN_PIPE, _TERMINATED = 130, 141, 143
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    # Not at once: a live display gives the terminal back, and workers are ended.
+    sys.exit(_TERMINATED)
+
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _end)
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        # A path may hold what the terminal's encoding does not, as standard error shows it.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         from tilewheel_build.cli import main
 

@@ -82,7 +82,12 @@ def run_merge(layout: Layout, options: argparse.Namespace, errors: Console) -> i
     """Publish shards as one build; return the exit code."""
     merged = merge(options.directories, layout)
     record = merge_report(merged, _warning(errors))
-    path = layout.out / report.FILE_NAME
+    machines = {whole.machine for whole in merged}
+    path = (
+        report_cli.build_path(layout.out, machines.pop())
+        if len(machines) == 1
+        else layout.out / report.FILE_NAME
+    )
     report_cli.write(record, path)
     if options.json:
         report_cli.tell(record, path, has_json=True)

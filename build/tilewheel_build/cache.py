@@ -130,6 +130,10 @@ def store_entry(entry: Path, files: Mapping[str, bytes]) -> None:
         except OSError:
             # In the way is an entry, or what is left of one. Readers see the old or the new.
             _replace(staging, entry)
+    except OSError as error:
+        if error.filename is None:  # a disk that is full does not say which
+            error.filename = str(entry)
+        raise
     finally:
         _remove(staging)
 
@@ -149,7 +153,8 @@ def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
-        path.unlink(missing_ok=True)
+        with suppress(OSError):
+            path.unlink()
 
 
 @contextmanager
@@ -224,10 +229,15 @@ def excess(stored: Sequence[Stored], limit_bytes: int) -> list[Stored]:
 
 
 def trim(directory: Path, limit_bytes: int) -> list[Stored]:
-    """Remove the least recently used entries beyond the limit; the caller holds the lock alone."""
+    """Remove the least recently used entries beyond the limit; the caller holds the lock alone.
+
+    Return what is gone: not what this process may not remove.
+    """
     for stale in directory.glob(f"{_STAGING}*"):
         _remove(stale)  # of a build that was killed: none that lives is here
-    gone = excess(entries(directory), limit_bytes)
-    for item in gone:
+    gone = []
+    for item in excess(entries(directory), limit_bytes):
         _remove(directory / item.name)
+        if not os.path.lexists(directory / item.name):
+            gone.append(item)
     return gone

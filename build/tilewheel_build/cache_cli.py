@@ -15,6 +15,7 @@ from tilewheel_build.cache import (
     Stored,
     alone,
     entries,
+    excess,
     shared,
     trim,
 )
@@ -89,6 +90,8 @@ def run(options: argparse.Namespace, out: Path, report: Callable[[str], None]) -
             print(_removed(str(remote), remote.trim(limit_bytes)))
         return
     directory = Path(place).resolve()
+    if directory.exists() and not directory.is_dir():
+        raise OptionError(f"--place: {directory} is a file, must be a directory")
     if options.action == "info":
         print(_summary(str(directory), entries(directory)))
         return
@@ -97,6 +100,8 @@ def run(options: argparse.Namespace, out: Path, report: Callable[[str], None]) -
         return
     with alone(directory, waits=lambda: report(f"{directory}: a build uses it, waiting for it")):
         print(_removed(str(directory), trim(directory, limit_bytes)))
+        if left := excess(entries(directory), limit_bytes):
+            raise OptionError(f"--place: {directory}: {len(left)} entries cannot be removed")
 
 
 def _summary(place: str, stored: Sequence[Stored]) -> str:

@@ -94,7 +94,7 @@ def main(arguments: Sequence[str]) -> int:
     except OSError as error:
         if error.errno not in DISK_FULL:
             raise
-        errors.print(f"{layout.out}: cannot be written: {error.strerror}")
+        errors.print(f"{error.filename or layout.out}: cannot be written: {error.strerror}")
         return EXIT_OPTION
     except (
         SpecError,

@@ -42,13 +42,15 @@ def check(files: Mapping[str, bytes], fingerprint: str) -> None:
     """
     try:
         tree: Any = json.loads(files[INDEX])
-        form, owner, hashes = tree["format"], tree["fingerprint"], dict(tree["files"])
+        form, owner, hashes = tree["format"], tree["fingerprint"], tree["files"]
     except KeyError as error:
         raise EntryError(f"has no {error}") from error
     except (ValueError, TypeError, RecursionError) as error:
         raise EntryError(f"{INDEX} is not readable JSON: {error}") from error
     if form != FORMAT:
         raise EntryError(f"format is {form}, must be {FORMAT}")
+    if not isinstance(hashes, dict):
+        raise EntryError(f"{INDEX}: files is a {type(hashes).__name__}, must be an object")
     if owner != fingerprint:
         raise EntryError(f"is the entry of {owner}")
     found = {name: content for name, content in files.items() if name != INDEX}

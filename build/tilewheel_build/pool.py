@@ -11,6 +11,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
+from tilewheel_build.process import kill_tree
+
 _Unit = TypeVar("_Unit")
 _Result = TypeVar("_Result")
 
@@ -87,7 +89,8 @@ def _run_pool(
         yield from ((unit, error) for unit in (*running.values(), *waiting))
     except BaseException:
         for process in list((executor._processes or {}).values()):
-            process.terminate()
+            if process.pid is not None:
+                kill_tree(process.pid)
         raise
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
@@ -95,6 +98,8 @@ def _run_pool(
 
 def _prepare_worker() -> None:
     """Make this worker end when the driver is killed: its queue alone would keep it waiting.
+
+    Its compilers end with it.
 
     What it prints joins the messages: the standard output that it inherited is the driver's alone.
     """
@@ -104,6 +109,6 @@ def _prepare_worker() -> None:
     def watch() -> None:
         if parent is not None:
             parent.join()
-            os._exit(1)
+            kill_tree(os.getpid())
 
     threading.Thread(target=watch, daemon=True).start()

@@ -91,10 +91,10 @@ def run_tool(
         try:
             printed, _ = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired as error:
-            _kill_tree(process.pid)
+            kill_tree(process.pid)
             raise CompilationError(f"{shown}\nran for {timeout_s:g} s, must end sooner") from error
         except BaseException:
-            _kill_tree(process.pid)
+            kill_tree(process.pid)
             raise
     runs = _runs.get()
     if runs is not None:
@@ -105,10 +105,11 @@ def run_tool(
     return printed
 
 
-def _kill_tree(root: int) -> None:
+def kill_tree(root: int) -> None:
     """Kill a process and what it started: a compiler's driver leaves the work to its children.
 
-    They stay in the caller's process group, so that an interrupt of the build reaches them.
+    They stay in the caller's process group, so that an interrupt of the build reaches them. A
+    process that kills its own tree goes last.
     """
     parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -118,7 +119,7 @@ def _kill_tree(root: int) -> None:
     tree = [root]
     for process in tree:
         tree += [child for child, parent in parents.items() if parent == process]
-    for process in tree:
+    for process in sorted(tree, key=lambda process: process == os.getpid()):
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
 

@@ -49,7 +49,13 @@ def publish(
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file of its own; a reader sees what was there before or all of ``text``."""
+    """Write a file; a reader sees what was there before or all of ``text``.
+
+    A link or a device, ``/dev/stdout`` say, is written to and not replaced.
+    """
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     try:

@@ -11,9 +11,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from tilewheel_build.errors import OptionError
 from tilewheel_build.publish import write_text
 from tilewheel_build.report import FILE_NAME, Report, Row, dump, read
 from tilewheel_build.report_totals import OperatorTotals, by_operator, kib, sum_known, totals
+
+_LEAST_WIDTH, _PIPE_WIDTH = 90, 1000
+"""A terminal gets folded keys, so that numbers stay whole; others get lines as long as they are."""
 
 _ROWS_PRINTED = 40
 """Of more artifacts than this only their operators are printed; the page has them all."""
@@ -40,7 +44,13 @@ def run(options: argparse.Namespace, out: Path) -> None:
     """Run ``report``."""
     source: Path = options.report or out / FILE_NAME
     target: Path = options.html or source.with_suffix(".html")
-    write_text(target, _page(read(source)))
+    page = _page(read(source))
+    if target.resolve() == source.resolve():
+        raise OptionError(f"--html: is {target}, must not be the report itself")
+    try:
+        write_text(target, page)
+    except OSError as error:
+        raise OptionError(f"--html: {target} cannot be written: {error.strerror}") from error
     print(target)
 
 
@@ -68,7 +78,8 @@ def tell(report: Report, path: Path, *, has_json: bool) -> None:
     if has_json:
         sys.stdout.write(dump(report))
         return
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+    console.width = max(console.width, _LEAST_WIDTH)
     rows = report.artifacts
     console.print(artifact_table(rows) if len(rows) <= _ROWS_PRINTED else operator_table(report))
     sums = totals(report)
@@ -82,7 +93,7 @@ def tell(report: Report, path: Path, *, has_json: bool) -> None:
 def artifact_table(rows: Sequence[Row]) -> Table:
     """Return one line for each artifact."""
     table = _table("artifact", "KiB", "registers", "spills", "on-chip", "lower s", "compile s")
-    table.add_column("from")
+    table.add_column("from", no_wrap=True)
     for row in rows:
         table.add_row(
             row.key,
@@ -120,9 +131,9 @@ def _operator_cells(item: OperatorTotals) -> tuple[str, ...]:
 
 def _table(first: str, *titles: str) -> Table:
     table = Table(box=None, pad_edge=False)
-    table.add_column(first, no_wrap=True)
+    table.add_column(first, overflow="fold")
     for title in titles:
-        table.add_column(title, justify="right")
+        table.add_column(title, justify="right", no_wrap=True)
     return table
 
 

@@ -14,6 +14,7 @@ import struct
 import subprocess
 import termios
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,30 @@ def test_interrupt_from_the_terminal_leaves_it_as_it_was(copy: Any) -> None:
     assert build.process.returncode == 130, build.shown
     assert build.shown.rindex(SHOW) > build.shown.rindex(HIDE)
     assert "Traceback" not in build.shown
+    assert copy.published() == before
+
+
+def compiling(out: Path) -> list[str]:
+    """Return the compilers that work in an output directory."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended meanwhile, or is another's
+            if (process / "cwd").resolve().is_relative_to(out / "work"):
+                found.append((process / "cmdline").read_text().replace("\0", " "))
+    return found
+
+
+def test_build_that_is_terminated_gives_the_terminal_back_and_ends_its_compilers(copy: Any) -> None:
+    shutil.rmtree(copy.out / "work", ignore_errors=True)
+    before = copy.published()
+    build = terminal(copy)
+    build.read_until(lambda: compiling(copy.out) or build.process.poll() is not None)
+    build.process.terminate()
+    build.end()
+    assert build.process.returncode == 143, build.shown
+    assert build.shown.rindex(SHOW) > build.shown.rindex(HIDE)
+    assert "Traceback" not in build.shown
+    assert not compiling(copy.out)
     assert copy.published() == before
 
 

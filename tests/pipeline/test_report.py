@@ -191,6 +191,48 @@ def test_page_is_written_again_from_the_json_alone(built: Any, tmp_path: Path) -
     assert (tmp_path / "other" / "page.html").read_text() == (tmp_path / "r.html").read_text()
 
 
+def test_page_goes_through_a_link_that_stays(built: Any, tmp_path: Path) -> None:
+    link = tmp_path / "stdout"
+    link.symlink_to("/proc/self/fd/1")  # as /dev/stdout is
+    done = built.run("report", "--html", str(link))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{(built.out / 'report.html').read_text()}{link}\n"
+    assert link.is_symlink()
+
+
+def test_page_that_cannot_be_written_ends_with_2(built: Any, tmp_path: Path) -> None:
+    done = built.run("report", "--html", str(tmp_path))
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"--html: {tmp_path} cannot be written: Is a directory\n",
+    )
+    before = (built.out / "report.json").read_text()
+    done = built.run("report", "--html", str(built.out / "report.json"))
+    assert done.returncode == 2
+    assert done.stderr.endswith("report.json, must not be the report itself\n")
+    assert (built.out / "report.json").read_text() == before
+
+
+def test_path_that_the_terminal_cannot_show_is_no_error(built: Any, tmp_path: Path) -> None:
+    page = tmp_path / "ö.html"
+    done = built.run("report", "--html", str(page), PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{tmp_path}/\\xf6.html\n"
+    assert page.is_file()
+
+
+def test_merge_for_another_processor_leaves_the_report_of_this_one(copy: Any) -> None:
+    before = (copy.out / "report.json").read_text()
+    for index in (1, 2):
+        done = copy.run("build", "--machine", OTHER, "--shard", f"{index}/2")
+        assert done.returncode == 0, done.stderr
+    done = copy.run("merge", str(copy.out / "shards"))
+    assert done.returncode == 0, done.stderr
+    assert (copy.out / "report.json").read_text() == before
+    merged = report_of(copy, f"report-{OTHER}.json")
+    assert (merged.command, {row.machine for row in merged.artifacts}) == ("merge", {OTHER})
+
+
 def test_what_is_no_report_ends_with_7(built: Any, tmp_path: Path) -> None:
     (tmp_path / "r.json").write_text("[]")
     done = built.run("report", str(tmp_path / "r.json"))

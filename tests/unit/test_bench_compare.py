@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
+import os
 import random
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -229,6 +232,54 @@ def test_files_that_are_no_good_end_with_2(compare, tmp_path, capsys, content, m
         (tmp_path / "new.jsonl").write_text(content)
     assert compare.main([str(tmp_path / "old.jsonl"), str(tmp_path / "new.jsonl")]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"median_us": "1"}, "median_us: is '1', must be a number of at least 0"),
+        ({"median_us": True}, "median_us: is True, must be a number of at least 0"),
+        ({"median_us": 10**400}, "median_us: is 1000"),
+        ({"min_us": None}, "min_us: is None, must be a number of at least 0"),
+        ({"max_us": math.nan}, "max_us: is nan, must be a number of at least 0"),
+        ({"times_us": 5}, "times_us: is 5, must be a list"),
+        ({"times_us": [1, []]}, "times_us: is [], must be a number of at least 0"),
+        ({"size_bytes": "x"}, "size_bytes: is 'x', must be a number of at least 0"),
+        ({"size_bytes": -1}, "size_bytes: is -1, must be a number of at least 0"),
+        ({"case": ["a"]}, "case: is ['a'], must be a text or a number"),
+        ({"device": {}}, "device: is {}, must be a text or a number"),
+        ({"versions": 3}, "versions: is 3, must be an object"),
+        ({"load_average": "high"}, "load_average: is 'high', must be a number of at least 0"),
+        ({"runs": "3"}, "runs: is '3', must be a number of at least 0"),
+    ],
+)
+def test_record_that_cannot_be_compared_is_no_regression(
+    compare, tmp_path, capsys, fields, message
+):
+    path = tmp_path / "both.jsonl"
+    whole = {"kind": "a", "median_us": 1, "min_us": 1, "max_us": 1}
+    path.write_text(json.dumps({**whole, **fields}) + "\n")
+    assert compare.main([str(path), str(path)]) == 2
+    assert f"both.jsonl:1: {message}" in capsys.readouterr().err
+
+
+def test_growth_from_nothing_is_worse_and_valid_json(run):
+    none, some = ({"kind": "a", "size_bytes": size} for size in (0, 1))
+    code, text = run([none], [some], "--json")
+    assert code == 1
+    (change,) = json.loads(text, parse_constant=pytest.fail)["worse"]
+    assert (change["old"], change["new"], change["ratio"]) == (0, 1, None)
+    assert "inf x" in run([none], [some])[1]
+
+
+def test_reader_that_leaves_early_is_no_regression():
+    path = RESULTS / "h200_host_time.jsonl"
+    command = [sys.executable, str(ROOT / "bench" / "compare.py"), str(path), str(path)]
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 def test_units_that_differ_are_no_good(compare, tmp_path, capsys):

@@ -60,7 +60,8 @@ def test_records_have_machine_versions_and_load(module, tmp_path):
     path = tmp_path / "a" / "b.jsonl"
     with cpu.records(path) as write:
         write(kind="one", runs=1)
-        assert len(path.read_text().splitlines()) == 1  # what is measured is not lost
+        part = path.with_name("b.jsonl.part")
+        assert len(part.read_text().splitlines()) == 1  # what is measured is not lost
         write(kind="two", runs=2)
     first, second = (json.loads(line) for line in path.read_text().splitlines())
     assert (first["kind"], second["kind"]) == ("one", "two")
@@ -68,6 +69,48 @@ def test_records_have_machine_versions_and_load(module, tmp_path):
     assert first["device"]
     assert first["load_average"] >= 0
     assert {"tilewheel", "python", "torch", "tilelang", "ziglang"} <= set(first["versions"])
+
+
+def test_interrupted_benchmark_keeps_the_records_of_before(module, tmp_path):
+    path = tmp_path / "results.jsonl"
+    path.write_text("old\n")
+
+    def interrupted() -> None:
+        with module("cpu").records(path) as write:
+            write(kind="a")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert path.read_text() == "old\n"
+    assert json.loads((tmp_path / "results.jsonl.part").read_text())["kind"] == "a"
+    with module("cpu").records(path) as write:
+        write(kind="b")
+    assert [file.name for file in tmp_path.iterdir()] == ["results.jsonl"]
+    assert json.loads(path.read_text())["kind"] == "b"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--only", "nonsense*"], "only: 'nonsense*' matches none of "),
+        (["--profile", "nonsense"], "profile: is 'nonsense', must be one of "),
+        (["--archs", "sm_1"], "'sm_1'"),
+        (["--repeats", "0"], "--repeats: is '0', must be an integer of at least 1"),
+    ],
+)
+def test_wrong_words_are_refused_before_anything_is_measured(tmp_path, arguments, message):
+    output = tmp_path / "results.jsonl"
+    done = subprocess.run(
+        [sys.executable, str(BENCH / "build_time.py"), str(output), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_all_repeats_are_kept(module):

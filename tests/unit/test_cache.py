@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import io
 import multiprocessing
@@ -16,10 +17,12 @@ from typing import Any
 import pytest
 
 from tilewheel_build.cache import Cache, Stored, alone, entries, excess, shared, store
+from tilewheel_build.cli import main
 from tilewheel_build.entry import INDEX, EntryError, check, pack, read_directory, unpack
 
 A, B, C = ("a" * 64, "b" * 64, "c" * 64)
 OF_TOMORROW = '{"format": 2, "fingerprint": "", "files": {}}'
+PAIRS = f'{{"format": 1, "fingerprint": "{A}", "files": [[1, ""], ["x", ""]]}}'
 FILES = {"artifact.so": b"\x7fELF" * 500, "facts.json": b"{}"}
 
 
@@ -87,6 +90,7 @@ def make_directory(path: Path) -> None:
         (INDEX, lambda path: path.write_text("{}"), "has no 'format'"),
         (INDEX, lambda path: path.write_text("[]"), "entry.json is not readable JSON"),
         (INDEX, lambda path: path.write_text(OF_TOMORROW), "format is 2, must be 1"),
+        (INDEX, lambda path: path.write_text(PAIRS), "files is a list, must be an object"),
     ],
 )
 def test_damaged_entry_is_a_miss_with_one_warning_and_can_be_replaced(
@@ -192,6 +196,41 @@ def test_trimming_removes_what_killed_builds_left_and_touches_nothing_else(cache
     with shared(cache.directory, 1 << 30):
         pass
     assert sorted(path.name for path in cache.directory.iterdir()) == [A, "zig"]
+
+
+def test_what_cannot_be_removed_is_not_called_removed(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store(cache.path(A), FILES)
+
+    def refuse(path: Path, **_: object) -> None:
+        """Remove nothing, as where the directory is another's."""
+
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    place = str(cache.directory)
+    assert main(["cache", "clear", "--place", place]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == f"{place}: 0 entries removed, 0.0 MiB\n"
+    assert printed.err == f"--place: {place}: 1 entries cannot be removed\n"
+
+
+def test_file_is_no_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    for action in ("info", "clear"):
+        assert main(["cache", action, "--place", str(file)]) == 2
+        assert capsys.readouterr().err == f"--place: {file} is a file, must be a directory\n"
+
+
+def test_full_disk_names_the_entry(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        store(cache.path(A), FILES)
+    assert caught.value.filename == str(cache.path(A))
+    assert list(cache.directory.glob(".new-*")) == []
 
 
 def test_nothing_is_removed_while_another_build_uses_the_cache(cache: Cache) -> None:

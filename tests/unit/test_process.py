@@ -1,14 +1,19 @@
-"""Running a tool: what a failure says, and what of this process's environment it does not see."""
+"""Running a tool: what a failure says, what of the environment it does not see, when it ends."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tilewheel_build.errors import CompilationError, ToolchainError
+from tilewheel_build.pool import run_units
 from tilewheel_build.process import recorded_runs, run_tool
 
 
@@ -59,10 +64,7 @@ def test_children_of_a_tool_that_runs_too_long_end_with_it(tmp_path: Path) -> No
     with pytest.raises(CompilationError):
         run_tool(["sh", "-c", script], cwd=tmp_path, timeout_s=0.5)
     stat = Path("/proc", (tmp_path / "child").read_text().strip(), "stat")
-    deadline = time.monotonic() + 10
-    while not has_ended(stat):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: has_ended(stat), 10)
 
 
 def has_ended(stat: Path) -> bool:
@@ -71,6 +73,46 @@ def has_ended(stat: Path) -> bool:
         return stat.read_text().rpartition(") ")[2].startswith("Z")
     except OSError:
         return True
+
+
+def compile_long(folder: Path) -> str:
+    """Run what lasts, a child of a compiler's driver, as units do."""
+    return run_tool(["sh", "-c", "sleep 600 & echo $! > new; mv new child; wait"], cwd=folder)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_compilers_of_workers_end_with_the_driver(tmp_path: Path, number: signal.Signals) -> None:
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from pathlib import Path; import test_process; test_process.build(Path.cwd())"
+    )
+    paths = (str(Path(__file__).parent), *sys.path)
+    driver = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        stderr=subprocess.DEVNULL,
+    )
+    child = tmp_path / "child"
+    try:
+        wait_until(child.exists, 60)
+        driver.send_signal(number)
+        driver.wait(30)
+        wait_until(lambda: has_ended(Path("/proc", child.read_text().strip(), "stat")), 30)
+    finally:
+        driver.kill()
+
+
+def build(folder: Path) -> None:
+    """Be the driver."""
+    list(run_units(compile_long, [folder], 1))
+
+
+def wait_until(condition: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_tool_that_is_not_there_is_a_toolchain_error(tmp_path: Path) -> None:

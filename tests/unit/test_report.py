@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import re
+import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -243,6 +244,29 @@ def test_few_artifacts_are_printed_one_by_one(
         f"report: {tmp_path}/report.html",
         "3 artifacts (2 from the cache), 1 failed",
     ]
+
+
+@pytest.mark.parametrize("columns", [None, 40, 100])
+def test_no_number_is_cut_off_beside_a_long_key(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    columns: int | None,
+) -> None:
+    long = replace(BUILT, key=f"scale-{'name' * 40}=1-cuda-sm_90a")
+    if columns is not None:
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        monkeypatch.setenv("COLUMNS", str(columns))
+    report_cli.tell(replace(REPORT, artifacts=(long,)), tmp_path / "report.json", has_json=False)
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    head, first, *rest = plain.splitlines()
+    assert head.split() == [
+        *("artifact", "KiB", "registers", "spills", "on-chip", "lower", "s", "compile", "s", "from")
+    ]
+    key, *numbers = first.split()
+    assert numbers == ["2.0", "40", "16", "116224", "2.00", "7.00", "built"]
+    assert "".join([key, *rest[:-2]]).replace(" ", "") == long.key
+    assert len(rest) == 2 or columns is not None
 
 
 def test_of_many_artifacts_their_operators_are_printed(
