@@ -163,7 +163,7 @@ def is_writable(out: Tensor, *inputs: Tensor | None) -> bool:
     It must be a plain tensor without gradients, and apart from them. What is doubtful is False: the
     checks that explain decide it.
     """
-    if type(out) is not Tensor or out.requires_grad or out.is_neg():
+    if type(out) is not Tensor or out.requires_grad or out.is_nested or out.is_neg():
         return False
     try:
         begin = out.data_ptr()

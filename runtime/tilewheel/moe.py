@@ -68,7 +68,8 @@ def topk_gate(scores: Tensor, num_topk: int, *, out: Tensor | None = None) -> Te
                     idx = empty((num_tokens, num_topk), dtype=int64, device=device)
                     launch(scores, idx)
                     return idx
-                if checks.is_writable(out, scores):
+                # A generic launcher takes num_topk from the shape.
+                if checks.is_writable(out, scores) and out.shape == (num_tokens, num_topk):
                     launch(scores, out)
                     increment_version(out)
                     return out

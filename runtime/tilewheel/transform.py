@@ -62,7 +62,8 @@ def apply_rotary(
             multiples of 16 bytes. No two elements may share memory.
         cos_sin_cache: [cache_rows, head_dim] float32, contiguous, on the device of ``query``:
             cosines in the first half of a row, sines in the second. CUDA and NPU need its address
-            aligned to 16 bytes.
+            aligned to 16 bytes. What is written may have no memory in common with it, nor with
+            ``positions``: that is not checked.
         key: more rows to rotate with the same positions and in the same launch; as ``query``, with
             its own number of heads and strides, and without memory in common with it. Written.
         positions: int32 or int64, [num_tokens] or [num_sequences, num_tokens] like ``query``. None

@@ -366,3 +366,15 @@ def test_out_of_cast_back_may_not_share_memory_with_its_scales():
     pair = (PAIR[0], memory.view(-1)[:18].view(3, 6))
     actual = messages_of(lambda: tw.quant.cast_back(pair, "f32", BLOCK, out=memory), ValueError)
     assert actual == "cast_back: out: shares memory with x[1], must not"
+
+
+def test_pair_is_not_quantised_anew_into_its_own_memory():
+    data, sf = tw.quant.per_token_cast(torch.randn(4, 128), "e4m3", 32)
+    for scales in (sf, (sf.log2().ceil() + 127).to(torch.uint8).view(torch.int32)):
+        x = (data, scales)
+        for out, where in (
+            ((data, sf.clone()), r"out\[0\]: shares memory with x"),
+            ((data.clone(), scales), r"out\[1\]: (dtype is|shares memory with x\[1\])"),
+        ):
+            with pytest.raises((TypeError, ValueError), match=where):
+                tw.quant.per_token_cast(x, "e4m3", 32, x_block_size=(1, 32), out=out)

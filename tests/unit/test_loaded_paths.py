@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pytest
@@ -65,6 +66,8 @@ def test_result_of_another_shape_is_refused_before_the_launch(loaded):
     out = torch.zeros(8, 128, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="cast_back: out: shape is"):
         tw.quant.cast_back((DATA, SF), "bf16", (1, 128), out=out)
+    with pytest.raises(ValueError, match=r"topk_gate: out: shape is \(2, 4\), must be \(2, 3\)"):
+        tw.moe.topk_gate(torch.zeros(2, 8), 3, out=torch.zeros(2, 4, dtype=torch.int64))
     assert loaded.num_launches == 0
 
 
@@ -137,6 +140,7 @@ def test_saved_numbers_of_the_gate_are_plain_tensors_of_their_own(loaded):
     assert len({number.data_ptr() for number in saved}) == 4
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_memory_is_writable_where_no_input_lies():
     memory = torch.zeros(16)
     out = memory[4:8]
@@ -151,6 +155,20 @@ def test_memory_is_writable_where_no_input_lies():
     assert not checks.is_writable(torch.zeros(4, requires_grad=True))
     assert not checks.is_writable(torch.zeros(4).to_sparse(), memory)
     assert not checks.is_writable(torch.nn.Parameter(torch.zeros(4), requires_grad=False))
+    assert not checks.is_writable(torch.nested.nested_tensor([out, memory]))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensor_is_explained(loaded):
+    nested = torch.nested.nested_tensor([SF, SF[1:]])
+    for name, call in (
+        ("cast_back: out", lambda: tw.quant.cast_back((DATA, SF), "bf16", (1, 128), out=nested)),
+        ("cast_back: x[1]", lambda: tw.quant.cast_back((DATA, nested), "bf16", (1, 128))),
+        ("per_token_cast: out[1]", lambda: cast(out=(DATA, nested))),
+    ):
+        with pytest.raises(ValueError, match=re.escape(f"{name}: layout is nested, must be")):
+            call()
+    assert loaded.num_launches == 0
 
 
 def test_operator_of_torch_returns_results_with_memory_of_their_own(loaded, monkeypatch):
@@ -186,9 +204,9 @@ def test_numbers_of_other_types_are_converted_for_the_launch(loaded):
     "odd",
     [
         torch.zeros(8, 256, device="meta"),
-        torch.quantize_per_tensor(torch.zeros(8, 256), 1.0, 0, torch.qint8),
+        torch.zeros(8, 256).to_sparse(),
     ],
-    ids=["meta", "quantised"],
+    ids=["meta", "sparse"],
 )
 def test_tensor_that_torch_hands_to_nobody_is_explained(loaded, monkeypatch, odd):
     def refuse(*arguments: object) -> None:

@@ -186,6 +186,10 @@ def _recast(
             return result
     hidden = check_pair(f"{where}: x", x, block)
     data, x_sf = x
+    if out is not None:
+        _check_out(where, out, form, data, hidden)
+        for i in (0, 1):
+            checks.separate(f"{where}: out[{i}]", out[i], "x[1]", x_sf)
     # The kernel takes float32 scales and gives float32 or packed ones.
     fused = (
         data.device.type == "cuda"
@@ -196,10 +200,6 @@ def _recast(
     if not fused:
         values = cast_back(x, "f32", block)
         return _cast(where, values, form, least, out)
-    if out is not None:
-        _check_out(where, out, form, data, hidden)
-        for i in (0, 1):
-            checks.separate(f"{where}: out[{i}]", out[i], "x[1]", x_sf)
     launch = bind("per_token_recast", data.device, **_parameters(form, data))
     assert launch is not None  # only the CPU has none
     new_data, sf = empty_pair(form, data, hidden) if out is None else out
