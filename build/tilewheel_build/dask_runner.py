@@ -66,6 +66,8 @@ def cluster_runner(address: str, no_workers_s: float = NO_WORKERS_S) -> Iterator
         if name.startswith("distributed"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
+        # An address without a port would fail too, half a minute later and with a traceback.
+        distributed.comm.get_address_host_port(address)
         client = distributed.Client(address, timeout=CONNECT_S, set_as_default=False)
     except (OSError, ValueError, TypeError, asyncio.TimeoutError) as error:
         raise OptionError(
@@ -155,7 +157,7 @@ def run_tasks(
 
     def lost(reason: str) -> ClusterError:
         return ClusterError(
-            f"--dask: {reason}: {num_left} of {len(tasks)} units are left, nothing was published\n"
+            f"--dask: {reason}: {num_left} of {len(tasks)} units are left, none was published\n"
             "hint: start the cluster and build again; what was finished is in the cache"
         )
 

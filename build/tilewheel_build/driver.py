@@ -169,7 +169,7 @@ def build(
 
     Raises:
         ToolchainError: a tool is missing; nothing was started.
-        ClusterError: what ``run`` runs on went away; nothing was published.
+        ClusterError: what ``run`` runs on went away; nothing of this backend was published.
     """
     units = plan_units(
         variants, layout=layout, backend=backend, machine=machine, cache=cache, timeout_s=timeout_s

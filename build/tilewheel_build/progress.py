@@ -24,6 +24,7 @@ HEARTBEAT_S = 60.0
 """After so long without a line, logs get one that says what is running."""
 
 _SHOWN = 8
+_BAR_WIDTH = 24
 # Of a terminal that does not say.
 _WIDTH, _HEIGHT = 80, 25
 _REFRESHES_PER_S = 4
@@ -179,7 +180,7 @@ def _live(title: str, tally: Tally) -> Iterator[Observer]:
             # None of the standard streams need be the terminal, where rich looks for its size.
             size = os.get_terminal_size(terminal.fileno())
             console.size = ConsoleDimensions(size.columns or _WIDTH, size.lines or _HEIGHT)
-            return _picture(title, tally)
+            return picture(title, tally, console.width)
 
         def observe(key: Key, event: Event) -> None:
             tally.count(key, event)
@@ -200,7 +201,8 @@ def _live(title: str, tally: Tally) -> Iterator[Observer]:
             say(f"{title}: {status(tally)}")
 
 
-def _picture(title: str, tally: Tally) -> RenderableType:
+def picture(title: str, tally: Tally, width: int) -> RenderableType:
+    """Return what is running and how far it is; where a bar would leave no room, without one."""
     rows = Table.grid(padding=(0, 1), expand=True)
     rows.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
     rows.add_column(no_wrap=True, justify="right")
@@ -209,15 +211,16 @@ def _picture(title: str, tally: Tally) -> RenderableType:
         rows.add_row(Text(f"  {key}", style="dim"), Text(duration(age_s)))
     if len(running) > _SHOWN:
         rows.add_row(Text(f"  and {len(running) - _SHOWN} more", style="dim"), Text())
+    words = status(tally)
+    cells: list[RenderableType] = [Text(title, style="bold")]
+    if width > len(title) + _BAR_WIDTH + len(words) + 2:
+        total = max(1, tally.total)
+        cells.append(ProgressBar(total=total, completed=tally.num_done, width=_BAR_WIDTH))
+    cells.append(Text(words, style="red" if tally.counts["failed"] else ""))
     bar = Table.grid(padding=(0, 1))
-    bar.add_column(no_wrap=True)
-    bar.add_column(no_wrap=True)
-    bar.add_column(no_wrap=True, overflow="ellipsis")
-    bar.add_row(
-        Text(title, style="bold"),
-        ProgressBar(total=max(1, tally.total), completed=tally.num_done, width=24),
-        Text(status(tally), style="red" if tally.counts["failed"] else ""),
-    )
+    for _ in cells:
+        bar.add_column(no_wrap=True, overflow="ellipsis")
+    bar.add_row(*cells)
     return Group(rows, bar)
 
 

@@ -78,7 +78,9 @@ def tell(report: Report, path: Path, *, has_json: bool) -> None:
     if has_json:
         sys.stdout.write(dump(report))
         return
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+    console = Console(
+        highlight=False, markup=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH
+    )
     console.width = max(console.width, _LEAST_WIDTH)
     rows = report.artifacts
     console.print(artifact_table(rows) if len(rows) <= _ROWS_PRINTED else operator_table(report))

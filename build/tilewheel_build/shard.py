@@ -124,7 +124,7 @@ def build_shard(
 
     Raises:
         ToolchainError: a tool is missing; nothing was started.
-        ClusterError: what ``run`` runs on went away; nothing was published.
+        ClusterError: what ``run`` runs on went away; nothing of this backend was published.
     """
     units = plan_units(
         variants, layout=layout, backend=backend, machine=machine, cache=cache, timeout_s=timeout_s

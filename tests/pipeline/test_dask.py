@@ -202,7 +202,7 @@ def test_scheduler_that_goes_away_ends_with_8_and_publishes_nothing(
     assert process.returncode == 8, printed
     assert (
         f"--dask: the scheduler at {mortal.address} went away: 1 of 1 units are left, "
-        "nothing was published\n"
+        "none was published\n"
         "hint: start the cluster and build again; what was finished is in the cache\n"
     ) in printed
     assert "Traceback" not in printed
@@ -280,8 +280,18 @@ def test_cluster_without_workers_is_given_up(tmp_path: Path, variables: dict[str
             list(run_tasks(str, [1, 2], client=client, address="here", no_workers_s=1))
         assert str(raised.value).startswith(
             "--dask: the cluster at here has had no worker for 1 s: 2 of 2 units are left, "
-            "nothing was published\nhint: "
+            "none was published\nhint: "
         )
+
+
+def test_address_without_a_port_is_refused_at_once(built: Any) -> None:
+    started = time.monotonic()
+    done = built.run("build", "--dask", "scheduler")
+    assert time.monotonic() - started < 20
+    first, hint = done.stderr.splitlines()
+    assert first.startswith("--dask: no scheduler answers at scheduler: missing port number")
+    assert hint.startswith("hint: ")
+    assert done.returncode == 2
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "nonsense://x"])

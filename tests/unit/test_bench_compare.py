@@ -322,3 +322,12 @@ def test_a_busy_host_is_seen_in_what_is_not_ours_too(run):
     assert code == 1
     assert "not ours   2.22 x" in printed
     assert "8 compared: 5 worse, 0 better, 0 missing, 0 new" in printed
+
+
+def test_the_page_shows_what_is_printed(run):
+    page = (ROOT / "docs" / "performance.md").read_text()
+    _, _, rest = page.partition("$ python bench/compare.py OLD.jsonl NEW.jsonl\n")
+    shown = rest.partition("```")[0].splitlines()
+    _, printed = run(kept("host_time_quiet.jsonl"), kept("host_time_busy.jsonl"))
+    assert shown
+    assert set(shown) <= set(printed.splitlines())

@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+from rich.console import Console
 
 from tilewheel.key import Key
 from tilewheel_build import progress
@@ -76,6 +77,24 @@ def test_time_left_is_that_of_the_units_so_far() -> None:
 )
 def test_durations_are_short(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(("width", "has_bar"), [(80, True), (25, False)])
+def test_narrow_terminal_gets_the_numbers_rather_than_a_bar(width: int, has_bar: bool) -> None:
+    clock = Clock()
+    tally = Tally(3, clock)
+    tally.count(A, "cached")
+    tally.count(B, "started")
+    clock.now_s += 5
+    console = Console(file=io.StringIO(), width=width, color_system=None, legacy_windows=False)
+    with console.capture() as shown:
+        console.print(progress.picture("cuda", tally, width))
+    lines = [line.rstrip() for line in shown.get().splitlines()]
+    assert lines[-1].startswith("cuda ")
+    assert lines[-1].endswith(" 1/3, 1 cached, 5 s")
+    assert ("━" in lines[-1]) == has_bar
+    assert lines[0].endswith("5 s")
+    assert max(map(len, lines)) <= width
 
 
 def test_log_gets_a_line_for_each_unit_that_ends(capsys: pytest.CaptureFixture[str]) -> None:

@@ -253,7 +253,7 @@ def test_no_number_is_cut_off_beside_a_long_key(
     monkeypatch: pytest.MonkeyPatch,
     columns: int | None,
 ) -> None:
-    long = replace(BUILT, key=f"scale-{'name' * 40}=1-cuda-sm_90a")
+    long = replace(BUILT, key=f"scale-{'name' * 40}=[/1]-cuda-sm_90a")
     if columns is not None:
         monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
         monkeypatch.setenv("COLUMNS", str(columns))
