@@ -4,10 +4,10 @@
     grad_weight_hidden += grad_w * weight_embed, grad_weight_embed += grad_w * weight_hidden
 
 A block owns 32 quads of 4 adjacent channels of the 4 * hidden, whatever stream they are of. Each of
-its 16 warps sums every sixteenth part for them, five parts at a time: the loads of all are under
-way together, and the 132 parts of an H200 take two such rounds. The first warp then adds the warps'
+its 8 warps sums every eighth part for them, nine parts at a time: the loads of all are under way
+together, and the 132 parts of an H200 take two such rounds. The first warp then adds the warps'
 sums.
-On-chip: 8 KB of shared memory for the warps' sums.
+On-chip: 4 KB of shared memory for the warps' sums.
 Parameters: hidden a multiple of 64.
 Numerics: fp32 sums; the order depends on num_parts alone.
 Reference: tilewheel.reference.engram.grad_w_reduce.
@@ -31,19 +31,20 @@ PASS_CONFIGS: dict[str, object] = {
 }
 
 _QUAD = 4
-_WARPS = 16
-_PARTS_AT_A_TIME = 5
+_WARPS = 8
+_PARTS_AT_A_TIME = 9
 
 
 @T.macro
-def _add_gradient(grad, weight, sum_local, channel):  # type: ignore[no-untyped-def]
+def _load(values, values_local, channel):  # type: ignore[no-untyped-def]
+    """Load a quad of a weight or a gradient."""
+    for e in T.vectorized(_QUAD):
+        values_local[e] = values[0, channel + e]
+
+
+@T.macro
+def _add_gradient(grad, grad_local, weight_local, sum_local, channel):  # type: ignore[no-untyped-def]
     """Add a quad's sums, times the other weight, to a gradient."""
-    weight_local = T.alloc_local((_QUAD,), "bfloat16")
-    grad_local = T.alloc_local((_QUAD,), "float32")
-    for e in T.vectorized(_QUAD):
-        weight_local[e] = weight[0, channel + e]
-    for e in T.vectorized(_QUAD):
-        grad_local[e] = grad[0, channel + e]
     for e in T.unroll(_QUAD):
         grad_local[e] = fma(sum_local[e], T.cast(weight_local[e], "float32"), grad_local[e])
     for e in T.vectorized(_QUAD):
@@ -77,7 +78,17 @@ def grad_w_reduce(*, hidden: int | None) -> "PrimFunc":
             sums_shared = T.alloc_shared((_WARPS, WARP, _QUAD), "float32")
             part_local = T.alloc_local((_PARTS_AT_A_TIME, _QUAD), "float32")
             sum_local = T.alloc_local((_QUAD,), "float32")
+            hidden_local = T.alloc_local((_QUAD,), "bfloat16")
+            embed_local = T.alloc_local((_QUAD,), "bfloat16")
+            grad_hidden_local = T.alloc_local((_QUAD,), "float32")
+            grad_embed_local = T.alloc_local((_QUAD,), "float32")
             T.pdl_sync()
+            # What the sums are added to is on its way while they are made.
+            if warp == 0:
+                _load(weight_hidden, hidden_local, channel)
+                _load(weight_embed, embed_local, channel)
+                _load(grad_weight_hidden, grad_hidden_local, channel)
+                _load(grad_weight_embed, grad_embed_local, channel)
             for e in T.unroll(_QUAD):
                 sum_local[e] = T.float32(0.0)
 
@@ -103,8 +114,10 @@ def grad_w_reduce(*, hidden: int | None) -> "PrimFunc":
                 for j in T.unroll(1, _WARPS):
                     for e in T.unroll(_QUAD):
                         sum_local[e] = sum_local[e] + sums_shared[j, lane, e]
-                _add_gradient(grad_weight_hidden, weight_embed, sum_local, channel)
-                _add_gradient(grad_weight_embed, weight_hidden, sum_local, channel)
+                _add_gradient(
+                    grad_weight_hidden, grad_hidden_local, embed_local, sum_local, channel
+                )
+                _add_gradient(grad_weight_embed, grad_embed_local, hidden_local, sum_local, channel)
             T.pdl_trigger()
 
     return grad_w_reduce
