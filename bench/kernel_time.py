@@ -2,6 +2,7 @@
 
 python bench/kernel_time.py OUTPUT.jsonl [--only NAME] [--tokens 1,64,4096] [--no-peer]
     [--no-eager] [--seconds S]
+python bench/kernel_time.py OUTPUT.jsonl --steps [--only NAME] [--seconds S]
 """
 
 from __future__ import annotations
@@ -21,6 +22,15 @@ import tilewheel as tw
 from cases import CASES, Case
 
 TOKENS = (1, 16, 64, 256, 1024, 4096, 16384, 65536)
+
+STEPS = (1, 32, 64, 66, 132, 264, 528, 1024)
+"""Numbers of tokens after which a kernel may need a block, a wave or a way of working more.
+
+They are those of 132 multiprocessors with half a block to eight each, and powers of two.
+"""
+
+
+Timed = tuple[dict[str, Any], str]
 
 
 def time_case(case: Case, num_tokens: int, call: Callable[[Any], object]) -> list[float]:
@@ -44,44 +54,63 @@ def beside(
     return f"  {name} {median:8.2f} us {median / record['ours']['median_us']:6.2f}x"
 
 
+def measured(case: Case, num_tokens: int) -> tuple[dict[str, Any], float]:
+    """Return the record of ours, and its median in microseconds."""
+    times = time_case(case, num_tokens, partial(case.ours, tw))
+    return measure.summary(times), statistics.median(times)
+
+
+def size_record(case: Case, num_tokens: int, options: argparse.Namespace, peer: Any) -> Timed:
+    """Return the record of a case at a number of tokens, and what to print of it."""
+    ours, median = measured(case, num_tokens)
+    gb_s = case.bytes(num_tokens) / median / 1e3
+    record = {"kind": "kernel_time", "ours": ours, "gb_s": round(gb_s, 1)}
+    line = f"ours {median:8.2f} us {gb_s:7.0f} GB/s"
+    if case.peer is not None and peer is not None:
+        line += beside("peer", case, num_tokens, partial(case.peer, peer), record)
+    if case.eager is not None and not options.no_eager:
+        line += beside("eager", case, num_tokens, case.eager, record)
+    return record, line
+
+
+def step_record(case: Case, num_tokens: int) -> Timed:
+    """Return the record of a case with one token more, and what to print of it."""
+    ours, before = measured(case, num_tokens)
+    following, after = measured(case, num_tokens + 1)
+    record = {"kind": "kernel_step", "ours": ours, "following": following}
+    line = f"{before:8.2f} us, with one more {after:8.2f} us {after / before:5.2f}x"
+    return record, line
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("output")
     parser.add_argument("--only", default="")
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)))
+    parser.add_argument("--steps", action="store_true", help="time one token more at a time")
     parser.add_argument("--no-peer", action="store_true")
     parser.add_argument("--no-eager", action="store_true")
     parser.add_argument("--seconds", type=float, default=float("inf"))
     options = parser.parse_args()
     deadline = time.monotonic() + options.seconds
     machine = measure.describe()
-    peer = None if options.no_peer else measure.peer()
-    ceiling_gb_s = measure.ceiling_gb_s()
-    print(f"{machine['device']}: memory ceiling {ceiling_gb_s:.0f} GB/s")
+    peer = None if options.no_peer or options.steps else measure.peer()
+    ceiling_gb_s = round(measure.ceiling_gb_s())
+    print(f"{machine['device']}: memory ceiling {ceiling_gb_s} GB/s")
+    all_tokens = STEPS if options.steps else [int(text) for text in options.tokens.split(",")]
     with open(options.output, "w") as file:
         for case in (case for case in CASES if options.only in case.name):
-            for num_tokens in map(int, options.tokens.split(",")):
+            for num_tokens in all_tokens:
                 if time.monotonic() > deadline:
                     print(f"stopped after {options.seconds:g} s, before {case.name}")
                     return
-                record: dict[str, Any] = {
-                    "kind": "kernel_time",
-                    "operator": case.operator,
-                    "case": case.name,
-                    "num_tokens": num_tokens,
-                    "ceiling_gb_s": round(ceiling_gb_s),
-                    **machine,
-                }
-                ours = time_case(case, num_tokens, partial(case.ours, tw))
-                median = statistics.median(ours)
-                gb_s = case.bytes(num_tokens) / median / 1e3
-                record |= {"ours": measure.summary(ours), "gb_s": round(gb_s, 1)}
-                line = f"{case.name:24} T={num_tokens:6} ours {median:8.2f} us {gb_s:7.0f} GB/s"
-                if case.peer is not None and peer is not None:
-                    line += beside("peer", case, num_tokens, partial(case.peer, peer), record)
-                if case.eager is not None and not options.no_eager:
-                    line += beside("eager", case, num_tokens, case.eager, record)
-                print(line, flush=True)
+                if options.steps:
+                    record, line = step_record(case, num_tokens)
+                else:
+                    record, line = size_record(case, num_tokens, options, peer)
+                print(f"{case.name:24} T={num_tokens:6} {line}", flush=True)
+                what = {"operator": case.operator, "case": case.name, "num_tokens": num_tokens}
+                record |= {**what, "ceiling_gb_s": ceiling_gb_s, **machine}
                 file.write(json.dumps(record) + "\n")
                 file.flush()
 

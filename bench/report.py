@@ -87,6 +87,31 @@ def kernel_time(records: list[Record]) -> str:
     return "\n".join(lines)
 
 
+def kernel_step(records: list[Record]) -> str:
+    """Return the largest step of each case from a number of tokens to the next."""
+    rows = of_kind(records, "kernel_step")
+    if not rows:
+        return _machine(rows)
+    largest: dict[str, Record] = {}
+    for row in rows:
+        known = largest.setdefault(row["case"], row)
+        if _step(row) > _step(known):
+            largest[row["case"]] = row
+    lines = [_machine(rows), "", "| case | largest step | at tokens | us |", "|---|--:|--:|--:|"]
+    for case, row in largest.items():
+        ours, following = row["ours"]["median_us"], row["following"]["median_us"]
+        count = row["num_tokens"]
+        lines.append(
+            f"| {case} | {_step(row):.2f} x | {count} to {count + 1} "
+            f"| {ours:.2f} to {following:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def _step(row: Record) -> float:
+    return float(row["following"]["median_us"] / row["ours"]["median_us"])
+
+
 def eager(records: list[Record]) -> str:
     rows = [row for row in one_a_shape(records, "eager") if "eager" in row]
     if not rows:
@@ -167,6 +192,7 @@ def _machine(rows: list[Record]) -> str:
 
 SECTIONS = {
     "kernel_time": kernel_time,
+    "kernel_step": kernel_step,
     "eager": eager,
     "host_time": host_time,
     "cold_start": cold_start,

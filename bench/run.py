@@ -17,6 +17,8 @@ import measure
 
 HERE = Path(__file__).resolve().parent
 
+_SCRIPTS = {"kernel_step": "kernel_time"}
+
 
 def slug(device: str) -> str:
     """Return a device's name for files: ``NVIDIA H200`` is h200."""
@@ -30,12 +32,14 @@ def commands(options: argparse.Namespace, device: str) -> Iterator[list[str]]:
     only = ["--only", options.only] if options.only else []
     own = {
         "kernel_time": [*only, *(["--tokens", options.tokens] if options.tokens else [])],
+        "kernel_step": ["--steps", *only],
         "host_time": only,
         "cold_start": ["--profile", options.profile] if options.profile else [],
     }
     for name, arguments in own.items():
         output = options.out / f"{slug(device)}_{name}.jsonl"
-        yield [sys.executable, str(HERE / f"{name}.py"), str(output), *arguments, *peer]
+        script = HERE / f"{_SCRIPTS.get(name, name)}.py"
+        yield [sys.executable, str(script), str(output), *arguments, *peer]
 
 
 def main() -> int:

@@ -295,6 +295,19 @@ def test_cold_starts_of_a_profile_stand_side_by_side():
     ]
 
 
+def test_page_names_the_largest_step_of_a_case():
+    def step(case: str, num_tokens: int, before: float, after: float) -> dict[str, object]:
+        times = {"ours": {"median_us": before}, "following": {"median_us": after}}
+        return kernel_record(case, kind="kernel_step", num_tokens=num_tokens, **times)
+
+    rows = [step("a", 1, 1.0, 1.1), step("a", 132, 4.0, 5.0), step("b", 64, 2.0, 1.9)]
+    lines = report.kernel_step(rows).splitlines()
+    assert lines[-2:] == [
+        "| a | 1.25 x | 132 to 133 | 4.00 to 5.00 |",
+        "| b | 0.95 x | 64 to 65 | 2.00 to 1.90 |",
+    ]
+
+
 def test_page_without_records_says_so():
     page = "".join(f"<!-- {name} -->\nbefore\n<!-- end -->\n" for name in report.SECTIONS)
     assert report.page(page, []).count("No record yet.") == len(report.SECTIONS)
@@ -317,11 +330,16 @@ def test_every_record_says_what_machine_it_was_taken_on():
 
 def test_records_are_named_by_the_device(tmp_path):
     options = argparse.Namespace(out=tmp_path, only="gate", tokens="64", profile="", no_peer=True)
-    kernel, host, cold = bench_run.commands(options, "NVIDIA GeForce RTX 5090")
+    kernel, step, host, cold = bench_run.commands(options, "NVIDIA GeForce RTX 5090")
     assert kernel[1:] == [
         str(ROOT / "bench" / "kernel_time.py"),
         str(tmp_path / "geforce_rtx_5090_kernel_time.jsonl"),
         *("--only", "gate", "--tokens", "64", "--no-peer"),
+    ]
+    assert step[1:] == [
+        str(ROOT / "bench" / "kernel_time.py"),
+        str(tmp_path / "geforce_rtx_5090_kernel_step.jsonl"),
+        *("--steps", "--only", "gate", "--no-peer"),
     ]
     assert host[2:] == [
         *(str(tmp_path / "geforce_rtx_5090_host_time.jsonl"), "--only", "gate", "--no-peer")
