@@ -26,6 +26,7 @@ from typing import Any
 
 import measure
 from first_calls import TOTAL, Run
+from record_file import record_file
 
 PROFILE = "deepseek-v4-flash"
 NUM_TOKENS = 64
@@ -110,29 +111,35 @@ def main() -> None:
     deadline = time.monotonic() + options.seconds
     machine = measure.describe()
     wanted = wanted_of(options.profile)
-    options.output.write_text("")
+    with record_file(options.output) as write:
 
-    def series(who: str, one: Callable[[], Run], num_runs: int) -> None:
-        runs = repeat(one, num_runs, deadline)
-        for record in records_of(who, options.profile, runs) if runs else ():
-            print(f"{who:18} {record['phase']:48} {record['median_ms']:9.1f} ms", flush=True)
-            with options.output.open("a") as file:
-                file.write(json.dumps({**record, **machine}) + "\n")
+        def series(who: str, one: Callable[[], Run], num_runs: int) -> None:
+            runs = repeat(one, num_runs, deadline)
+            for record in records_of(who, options.profile, runs) if runs else ():
+                print(f"{who:18} {record['phase']:48} {record['median_ms']:9.1f} ms", flush=True)
+                write({**record, **machine})
 
-    series(OURS, lambda: spawn("tilewheel", wanted, {}), options.runs)
-    print(f"budget of {OURS}, {TOTAL}: {BUDGET_MS:g} ms")
-    if options.no_peer or not measure.has_peer():
-        return
-    theirs = with_peer(wanted)
+        series(OURS, lambda: spawn("tilewheel", wanted, {}), options.runs)
+        print(f"budget of {OURS}, {TOTAL}: {BUDGET_MS:g} ms")
+        if not options.no_peer and measure.has_peer():
+            _peer_series(series, with_peer(wanted), options)
+
+
+def _peer_series(
+    series: Callable[[str, Callable[[], Run], int], None],
+    wanted: Sequence[tuple[str, dict[str, Any]]],
+    options: argparse.Namespace,
+) -> None:
+    """Time the peer with empty caches, then with the one that the first of those runs filled."""
     with tempfile.TemporaryDirectory() as folder:
         caches = options.cache or Path(folder)
         empty = (caches / str(number) for number in itertools.count())
-        cold = lambda: spawn("tile_kernels", theirs, peer_environment(next(empty)))  # noqa: E731
+        cold = lambda: spawn("tile_kernels", wanted, peer_environment(next(empty)))  # noqa: E731
         series(PEER_COLD, cold, options.cold_runs)
-        warm = peer_environment(caches / "0")
-        if options.warm_runs and not options.cold_runs and not (caches / "0").is_dir():
+        if options.warm_runs and not (caches / "0").is_dir():
             raise SystemExit(f"--cache: {caches}/0 is missing, must be what a cold run left")
-        series(PEER_WARM, lambda: spawn("tile_kernels", theirs, warm), options.warm_runs)
+        warm = peer_environment(caches / "0")
+        series(PEER_WARM, lambda: spawn("tile_kernels", wanted, warm), options.warm_runs)
 
 
 def peer_environment(cache: Path) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 import platform
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
+from record_file import record_file
 from tilewheel.version import VERSION
 
 PACKAGES = (
@@ -39,21 +39,9 @@ def describe() -> dict[str, Any]:
 
 @contextmanager
 def records(path: Path) -> Iterator[Write]:
-    """Yield a function that adds a record to ``path``, one JSON line.
-
-    An old file is replaced at the end: who is interrupted keeps it, and has the new records in
-    ``<path>.part``.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.part")
-    with part.open("w") as file:
-
-        def write(**fields: object) -> None:
-            file.write(json.dumps({**fields, **describe()}) + "\n")
-            file.flush()
-
-        yield write
-    part.replace(path)
+    """Yield a function that adds a record to ``path``, with what ``describe`` says."""
+    with record_file(path) as write:
+        yield lambda **fields: write({**fields, **describe()})
 
 
 @cache

@@ -6,10 +6,10 @@ python bench/host_time.py OUTPUT.jsonl [--only NAME] [--no-peer] [--no-compile]
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import measure
 import tilewheel as tw
 from cases import HOST_CASES, Case, tensors_of
+from record_file import record_file
 from tilewheel import dispatch
 from tilewheel.ffi import tvm_ffi
 
@@ -154,14 +155,14 @@ def verdicts(times: dict[str, float]) -> Iterator[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("output")
+    parser.add_argument("output", type=Path)
     parser.add_argument("--only", default="")
     parser.add_argument("--no-peer", action="store_true")
     parser.add_argument("--no-compile", action="store_true")
     options = parser.parse_args()
     machine = measure.describe()
     peer = None if options.no_peer else measure.peer()
-    with open(options.output, "w") as file:
+    with record_file(options.output) as write:
         for case in (case for case in HOST_CASES if options.only in case.name):
             print(case.name, flush=True)
             medians: dict[str, float] = {}
@@ -177,8 +178,7 @@ def main() -> None:
                 print(f"  {what:30} {medians[what]:7.2f} us", flush=True)
                 record = {"kind": "host_time", "operator": case.operator, "case": case.name}
                 record |= {"what": what, **measure.summary(times), **machine}
-                file.write(json.dumps(record) + "\n")
-                file.flush()
+                write(record)
             for line in verdicts(medians):
                 print(f"  {line}", flush=True)
 

@@ -8,11 +8,11 @@ python bench/kernel_time.py OUTPUT.jsonl --steps [--only NAME] [--seconds S]
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ import torch
 import measure
 import tilewheel as tw
 from cases import CASES, Case
+from record_file import record_file
 
 TOKENS = (1, 16, 64, 256, 1024, 4096, 16384, 65536)
 
@@ -84,7 +85,7 @@ def step_record(case: Case, num_tokens: int) -> Timed:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("output")
+    parser.add_argument("output", type=Path)
     parser.add_argument("--only", default="")
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)))
     parser.add_argument("--steps", action="store_true", help="time one token more at a time")
@@ -98,7 +99,7 @@ def main() -> None:
     ceiling_gb_s = round(measure.ceiling_gb_s())
     print(f"{machine['device']}: memory ceiling {ceiling_gb_s} GB/s")
     all_tokens = STEPS if options.steps else [int(text) for text in options.tokens.split(",")]
-    with open(options.output, "w") as file:
+    with record_file(options.output) as write:
         for case in (case for case in CASES if options.only in case.name):
             for num_tokens in all_tokens:
                 if time.monotonic() > deadline:
@@ -111,8 +112,7 @@ def main() -> None:
                 print(f"{case.name:24} T={num_tokens:6} {line}", flush=True)
                 what = {"operator": case.operator, "case": case.name, "num_tokens": num_tokens}
                 record |= {**what, "ceiling_gb_s": ceiling_gb_s, **machine}
-                file.write(json.dumps(record) + "\n")
-                file.flush()
+                write(record)
 
 
 if __name__ == "__main__":
