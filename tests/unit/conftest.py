@@ -30,6 +30,9 @@ from tilewheel.manifest import (
     dump,
 )
 
+# Test files import what they share, which is no test, from this folder by name.
+sys.path.insert(0, str(Path(__file__).parent))
+
 # An entry function that computes topk_gate on the host. With -DWRONG it writes zeros. A third
 # argument, the device's, is written to idx[0, 0]. `prepare` of device 7 fails.
 TOPK_GATE_C = r"""

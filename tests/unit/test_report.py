@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from report_rows import RUN, report, row
 
 from tilewheel_build import report_cli
 from tilewheel_build.errors import ArtifactError
@@ -18,36 +19,11 @@ from tilewheel_build.report import FailedRow, Report, Row, Run, dump, parse, rea
 from tilewheel_build.report_totals import by_operator, lanes, seconds, size, totals
 
 ROOT = Path(__file__).resolve().parents[2]
-RUN = Run(
-    machine="x86_64",
-    shard=None,
-    started="2026-11-30T09:00:00+00:00",
-    wall_s=40.0,
-    executor="local",
-    jobs=2,
-)
-BUILT = Row(
-    key="scale-hidden=128-cuda-sm_90a",
-    operator="scale",
-    backend="cuda",
-    arch="sm_90a",
-    machine="x86_64",
-    sha256="a" * 64,
-    size_bytes=2048,
-    source="built",
+BUILT = row(
+    "scale-hidden=128-cuda-sm_90a",
     verification="device:NVIDIA H200",
-    registers=40,
     spill_bytes=16,
     on_chip_bytes=116224,
-    on_chip_limit_bytes=232448,
-    lower_s=2.0,
-    compile_s=7.0,
-    link_s=1.0,
-    cpu_s=9.5,
-    peak_bytes=600 << 20,
-    worker="1",
-    start_s=0.0,
-    end_s=10.0,
 )
 CACHED = replace(
     BUILT,
@@ -83,15 +59,7 @@ FAILED = FailedRow(
     start_s=5.0,
     end_s=20.0,
 )
-REPORT = Report(
-    command="build",
-    tilewheel_version="0.1.0",
-    source_commit="0123456789abcdef",
-    source_dirty=True,
-    runs=(RUN,),
-    artifacts=(BUILT, CACHED, FETCHED),
-    failures=(FAILED,),
-)
+REPORT = report(BUILT, CACHED, FETCHED, failures=(FAILED,))
 
 
 def test_report_is_read_back_as_it_was_written(tmp_path: Path) -> None:
