@@ -91,12 +91,12 @@ def graph_time_us(calls: Sequence[Callable[[], object]], *, num_replays: int = 2
 
 
 def host_time_us(
-    call: Callable[[], object], *, num_calls: int = 1000, repeats: int = 7
+    call: Callable[[], object], *, num_calls: int = 1000, repeats: int = 11
 ) -> list[float]:
     """Return microseconds of the host a call, one number for each repeat.
 
-    The queue is drained between repeats and is short enough not to fill, so that no call waits for
-    the device.
+    So many that ``compare.py``'s rank test can tell. The queue is drained between repeats and is
+    short enough not to fill, so that no call waits for the device.
     """
     batch = min(num_calls, 500)
     times = []
