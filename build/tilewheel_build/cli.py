@@ -38,6 +38,7 @@ from tilewheel_build.publish import lock
 from tilewheel_build.shard import Shard, deal
 from tilewheel_build.source_only import finish, pack, sources_directory
 from tilewheel_build.spec import OperatorSpec, SpecError, check_kernel_files, load_specs
+from tilewheel_build.spec_fields import KNOWN_ARCHS
 from tilewheel_build.unit import lower_variant
 from tilewheel_build.variant import SelectionError, Variant, expand, select
 from tilewheel_build.verify import verify_directory
@@ -79,6 +80,8 @@ def main(arguments: Sequence[str]) -> int:
         if not chosen:
             errors.print("nothing selected: no variant fits target, archs, profile and globs")
             return EXIT_NOTHING
+        for name in _without_archs(options):
+            errors.print(f"{name}: left out, as --archs names none of its architectures")
         if options.command == "list":
             return _list(chosen, options.shard)
         with _exclusive(layout.out, errors):
@@ -231,6 +234,12 @@ def _backends(target: str) -> list[str]:
         if name not in BACKENDS:
             raise OptionError(f"--target: is {name!r}, must be one of {', '.join(BACKENDS)}")
     return names
+
+
+def _without_archs(options: argparse.Namespace) -> list[str]:
+    """Return the backends for which --archs leaves nothing: one list serves all of them."""
+    archs = set(options.archs.split(",") if options.archs else ())
+    return [n for n in _backends(options.target) if archs and archs.isdisjoint(KNOWN_ARCHS[n])]
 
 
 def _variants(

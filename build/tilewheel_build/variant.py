@@ -197,6 +197,8 @@ def _no_match(
     if there := _matching(other_targets, glob):
         names = sorted({variant.key.target.backend for variant in there})
         return f"{message}\nhint: choose a target that has it: {', '.join(names)}"
+    if glob in {variant.key.operator for variant in chosen}:
+        return f"{message}\nhint: keys go on after the operator's name: write '{glob}-*'"
     keys = [str(variant.key) for variant in chosen]
     near = difflib.get_close_matches(glob.replace("*", ""), keys, n=NUM_NEAREST, cutoff=0.0)
     if not near:

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[2]
 BENCH = ROOT / "bench"
@@ -175,6 +176,12 @@ def test_workers_are_compared_with_one_of_them(module):
 def test_the_tables_of_the_page_are_those_of_the_records():
     command = [sys.executable, str(BENCH / "report.py"), "--check"]
     assert subprocess.run(command, check=False).returncode == 0, "run: python bench/report.py"
+
+
+def test_every_operator_with_an_ascend_kernel_is_timed_on_the_simulator(module):
+    specs = [yaml.safe_load(path.read_text()) for path in (ROOT / "specs").glob("*/*.yaml")]
+    on_ascend = {spec["operator"] for spec in specs if "ascend" in spec["backends"]}
+    assert {case.operator for case in module("simulator_cases").cases()} == on_ascend
 
 
 def test_the_simulator_is_timed_beside_the_reference(tmp_path):

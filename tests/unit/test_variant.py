@@ -171,6 +171,13 @@ def test_a_glob_that_matches_nothing_lists_the_nearest_keys():
     )
 
 
+def test_an_operator_s_bare_name_is_told_that_keys_go_on():
+    assert message_of(only=("cast",)) == (
+        "only: 'cast' matches none of 9 variants, must match one\n"
+        "hint: keys go on after the operator's name: write 'cast-*'"
+    )
+
+
 def test_a_glob_that_matches_outside_the_profile_names_the_profiles_that_hold_it():
     assert message_of(profile="smoke", only=("*hidden=any*",)) == (
         "only: '*hidden=any*' matches none of 3 variants of profile smoke, must match one\n"
