@@ -25,10 +25,6 @@ class SimulatorCase:
     reference: Callable[[], object]
 
 
-CAST = "per_token_cast e4m3 32, 256 x 7168"
-"""The one with a budget."""
-
-
 def _randn(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
 

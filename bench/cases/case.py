@@ -18,7 +18,6 @@ Call = Callable[[Any, Any], Any]
 ANY = "any"
 
 E4M3_MAX = 448.0
-DATA_DTYPE = {"e4m3": torch.float8_e4m3fn, "e2m1": torch.int8}
 FORMAT = {"float8_e4m3fn": "e4m3", "int8": "e2m1"}
 
 

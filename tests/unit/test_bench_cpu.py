@@ -184,6 +184,11 @@ def test_every_operator_with_an_ascend_kernel_is_timed_on_the_simulator(module):
     assert {case.operator for case in module("simulator_cases").cases()} == on_ascend
 
 
+def test_the_budget_of_the_simulator_is_of_a_case_that_is_measured(module):
+    names = {case.name for case in module("simulator_cases").cases()}
+    assert module("report_cpu").SIMULATED_CAST in names
+
+
 def test_the_simulator_is_timed_beside_the_reference(tmp_path):
     import tilewheel as tw
 
